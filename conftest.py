@@ -24,10 +24,11 @@ os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten s
 
 # A process has one server that others are forked from, and what it has imported is settled by whoever starts it. Here
 # it always has PyTorch: else, after a test of executor.py, each worker would import it by itself, for three seconds.
-# And numba, with what else executor.py is given most often.
+# And numba, with what executor.py is given most often, and what tests import whose functions run in such processes.
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training",
-             "foretrace.training.pipeline.launch", "foretrace.graph.ranks",
-             "foretrace.serving.llm.capacity")  # fmt: skip
+             "foretrace.training.pipeline.launch", "foretrace.graph.ranks", "foretrace.serving.llm.capacity",
+             "foretrace.techniques.distributed.gradient_compression", "foretrace.training.compression.hooks",
+             "foretrace.techniques.distributed.partial_backprop", "hypothesis", "tests.gloo_workers")  # fmt: skip
 _preload = forkserver.set_forkserver_preload
 
 
@@ -53,6 +54,7 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (cache / "operators").symlink_to(captured)
         patch.setenv("FORETRACE_CACHE", str(cache))
         patch.setenv("FORETRACE_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
+        patch.setattr("foretrace.hardware.probe._SECONDS", 0.1)  # that peaks are measured is tested, not how near
         yield
 
 

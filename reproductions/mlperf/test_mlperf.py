@@ -6,8 +6,7 @@ import csv
 import gzip
 import io
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
+from reproductions.__main__ import main
 from reproductions.mlperf.law import Pair, fit_overhead, speedup
 
-ROOT = Path(__file__).resolve().parents[2]
+Asked = Callable[..., tuple[int, str, str]]
 
 
 def test_the_law_by_hand() -> None:
@@ -52,9 +52,10 @@ def test_no_pair_is_refused() -> None:
         Pair(global_batch=64, fewer=8, more=16, speedup=1.0, larger_batch=-1)
 
 
-def asked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "reproductions", "mlperf", *map(str, arguments)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]) -> Asked:
+    """Exit code, output and errors of the protocol with these words."""
+    return lambda *words: (main(["mlperf", *map(str, words)]), *capsys.readouterr())
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +72,19 @@ def rows(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_text_and_json_answer_where_little_is_known(rows: Path) -> None:
-    text = asked("--labels", rows)
-    assert text.returncode == 0, text.stderr
-    assert "llama2_70b_lora, two batches" in text.stdout
-    found = json.loads(asked("--labels", rows, "--json").stdout)
+def test_text_and_json_answer_where_little_is_known(rows: Path, asked: Asked) -> None:
+    code, text, said = asked("--labels", rows)
+    assert code == 0, said
+    assert "llama2_70b_lora, two batches" in text
+    found = json.loads(asked("--labels", rows, "--json")[1])
     assert found["summary"]["two batches"]["pairs"] > 0
     assert found["summary"]["one batch"]["network_alone_median_error"] is None
     ranges = [row["predicted_range"] for row in found["pairs"] if row["predicted"] is not None]
     assert all(low <= high for low, high in ranges)
 
 
-def test_any_global_batch_can_be_asked(rows: Path) -> None:
-    answer = json.loads(asked("--labels", rows, "--json", "--ask", "llama2_70b_lora", "8", "8", "512", "64").stdout)
+def test_any_global_batch_can_be_asked(rows: Path, asked: Asked) -> None:
+    answer = json.loads(asked("--labels", rows, "--json", "--ask", "llama2_70b_lora", "8", "8", "512", "64")[1])
     low, high = answer["predicted_range"]
     assert 1 < low <= answer["predicted"] <= high
     for words, said in (
@@ -92,8 +93,8 @@ def test_any_global_batch_can_be_asked(rows: Path) -> None:
         (["llama2-70b-lora", "8", "8", "8192", "1"], "nothing measured says what such a step takes"),
         (["llama2_70b_lora", "8", "8", "16", "1" + 20 * "0"], "nothing measured says"),
     ):
-        refused = asked("--labels", rows, "--ask", *words)
-        assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+        code, _, refused = asked("--labels", rows, "--ask", *words)
+        assert code == 2 and said in refused and refused.count("\n") == 1
 
 
 @given(overhead=st.floats(0.01, 100), fewer=st.integers(1, 16), times=st.integers(2, 16), batch=st.integers(64, 4096))

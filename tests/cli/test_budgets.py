@@ -165,7 +165,7 @@ SHARED = {
     "calibrate device": ["--threads", "1"],
     "calibrate device, a few": ["--threads", "1", "--operators", "12"],
     "calibrate run": ["RUN", "--do", "channels-last", "--do", "fused-optimizer"],
-    "compression advise": ["RUN", *LINK],
+    "compression advise": ["RUN", *LINK, "--method", "powersgd rank=4", "--method", "topk share=0.01"],
 }
 
 

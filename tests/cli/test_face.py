@@ -66,7 +66,11 @@ NOT_RUN = {
 }
 NEEDS_TORCH = {"estimate", "operators", "utilisation", "sparsity"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
-LESS = {"llm capacity": ("--requests", "poisson requests=40"), "codesign": ("--no-layer",)}
+LESS = {
+    "llm capacity": ("--requests", "poisson requests=40"),
+    "codesign": ("--no-layer",),
+    "program": ("--tries", "8", "--measure", "1"),
+}
 
 # What every option means. An option that means the same elsewhere has the same name there.
 MEANINGS = {

@@ -28,7 +28,7 @@ CARRIES: dict[str, tuple[list[str], list[str]]] = {
     "compare": (["S"], ["before_interval_s", "after_interval_s"]),
     "profile": ([], ["interval_s"]),
     "stash": ([], ["interval_s"]),
-    "compression advise": (["--network", LINK, "--workers", "2", "--seconds", "1"], ["interval_s"]),
+    "compression advise": (["--network", LINK, "--workers", "2", "--method", "fp16"], ["interval_s"]),
 }
 # Commands that write a file, looked at by tests of their own below; and those whose answer is no time of a step.
 WRITES = {"report", "export", "graph"}

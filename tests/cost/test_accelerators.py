@@ -114,9 +114,8 @@ def test_ports_explain_the_mapper_that_phaze_calls(shared_data: Path) -> None:
         took = product_cycles(ones, known["N"], known["K"], known["C"], designs)[np.arange(count), np.arange(count), 0]
         ratios[ports] = took / known["cycles"]
         if ports == MAPPED_PORTS:
-            from scipy import stats
-
-            assert stats.spearmanr(took, known["cycles"])[0] >= 0.95
+            ours, theirs = (np.argsort(np.argsort(each, kind="stable")) for each in (took, known["cycles"]))
+            assert np.corrcoef(ours, theirs)[0, 1] >= 0.95
             assert (took >= known["ideal_cycles"]).all()
     assert 0.6 < np.median(ratios[MAPPED_PORTS]) < 1.1  # in size, too, with the ports that it is given
     assert np.median(ratios[4096]) < 0.5 * np.median(ratios[MAPPED_PORTS])  # and not without them

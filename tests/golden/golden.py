@@ -53,8 +53,9 @@ def elsewhere(commands: list[list[str]], environment: Mapping[str, str], folder:
     (folder / "questions.json").write_text(json.dumps(commands))
     done = subprocess.run(
         [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT,
-        env=os.environ | environment, capture_output=True, text=True, check=True,
+        env=os.environ | environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
     found: list[list[Any]] = json.loads(done.stdout)
     return found
 
@@ -63,25 +64,41 @@ def answers(
     asked: Mapping[str, str], data: Path | None, folder: Path, ask: Callable[..., Sequence[Sequence[Any]]] = elsewhere
 ) -> dict[str, dict[str, Any]]:
     """Ask all, with no calibration and no ledger; their files go to the empty `folder`."""
-    places = {"D": str(data), "R": str(ROOT / "tests" / "data"), "X": str(ROOT / "examples"), "T": str(folder)}
-
-    def placed(word: str) -> str:  # a word begins so, or a value in it
-        return re.sub(r"(?<![^\s=])([DRXT])(?=/)", lambda found: places[found[1]], word)
-
+    given = places(data, folder)
     commands = [
-        [*map(placed, shlex.split(words)), *([] if words.split()[0] in _NO_JSON else ["--json"])]
-        for words in asked.values()
+        [*placed(words, given), *([] if words.split()[0] in _NO_JSON else ["--json"])] for words in asked.values()
     ]
-    environment = {
+    found = ask(commands, environment(folder), folder)
+    return {name: kept_form(answer, given) for name, answer in zip(asked, found, strict=True)}
+
+
+def places(data: Path | None, folder: Path) -> dict[str, str]:
+    """Folders by the letters that stand for them."""
+    return {"D": str(data), "R": str(ROOT / "tests" / "data"), "X": str(ROOT / "examples"), "T": str(folder)}
+
+
+def placed(words: str, given: Mapping[str, str]) -> list[str]:
+    """Words of a command with folders in place of their letters: a word begins so, or a value in it."""
+    letters = "".join(given)
+    return [
+        re.sub(rf"(?<![^\s=:])([{letters}])(?=/)", lambda found: given[found[1]], word) for word in shlex.split(words)
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables with which answers are those that are kept: nothing was measured here before."""
+    return {
         "FORETRACE_CACHE": str(folder / "cache"), "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
         "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "100",
     }  # fmt: skip
-    found = {}
-    for name, (code, *texts) in zip(asked, ask(commands, environment, folder), strict=True):
-        out, err = (_without(places, text) for text in texts)
-        answer = json.loads(out) if out.startswith(("{", "[")) else out
-        found[name] = {"exit": code, "answer": unmeasured(answer), "messages": err.splitlines()}
-    return found
+
+
+def kept_form(found: Sequence[Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Code, output and messages of a command as they are kept."""
+    code, *texts = found
+    out, err = (_without(given, text) for text in texts)
+    answer = json.loads(out) if out.startswith(("{", "[")) else out
+    return {"exit": code, "answer": unmeasured(answer), "messages": err.splitlines()}
 
 
 def _without(places: Mapping[str, str], text: str) -> str:

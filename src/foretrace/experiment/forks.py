@@ -39,6 +39,7 @@ _READ_AT_LOAD = (
     "ATEN_", "CUDA_", "DNNL_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMBA_", "OMP_", "ONEDNN_",
     "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH",
 )  # fmt: skip
+_SET_LATER = "TORCHINDUCTOR_CACHE_DIR"  # by PyTorch itself when it compiles, and read each time
 _START_S = 300.0  # importing PyTorch on a very busy machine
 _END_S = 5.0  # from the end of its socket to its own
 _PID_DIGITS = 20
@@ -174,7 +175,9 @@ _starting = Lock()
 
 def _server(environ: Mapping[str, str]) -> _Server:
     """Return the server for such an environment, of this process and not of one that it was forked from."""
-    read = tuple(sorted(pair for pair in environ.items() if pair[0].startswith(_READ_AT_LOAD)))
+    read = tuple(
+        sorted(pair for pair in environ.items() if pair[0].startswith(_READ_AT_LOAD) and pair[0] != _SET_LATER)
+    )
     key = (os.getpid(), sys.executable, *read)
     with _starting:
         if (server := _servers.get(key)) and not server.ready():

@@ -33,6 +33,7 @@ KeptCost = float | str | tuple[float | None, float | tuple[float, ...]]
 Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seconds", "stopped"]
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
+_ROUNDS = 32  # likewise where it is fewer: so many times the points of the space
 _ROUNDING = 1e-9  # that a bound may be above a cost
 _ENDLESS = 1 << 62
 _FADE = 0.98  # per look, of what the longest call took
@@ -116,7 +117,7 @@ class _Chain(Generic[Point]):
         self.gains: list[tuple[int, float]] = []
         self.steps = 0
         self.ended: Ended = ""
-        self._repeated = 0
+        self._repeated, self._caught = 0, min(_REPEATED, _ROUNDS * context.space.size)
         self._key = context.space.key
         self._steps = order.strategy.steps(context)
         self._asked: Sequence[Point] = ()
@@ -198,7 +199,7 @@ class _Chain(Generic[Point]):
             self._open = list(first.values())
         elif self._keys:
             self._repeated += len(self._keys)
-            if self._repeated > _REPEATED:
+            if self._repeated > self._caught:
                 self.ended = "nothing new"
         else:
             self.steps += 1

@@ -85,7 +85,7 @@ def train(
 def test_look_ahead_gives_the_same_bits(trainers: int, optimizer: str, batches: int) -> None:
     truth = train(trainers, optimizer, (0,), batches, trace=batches)
     assert not np.isnan(truth[2]).any()
-    for look_ahead in (1, 4, 16, 64):
+    for look_ahead in (64,) if batches > 64 else (1, 4, 16, 64):  # of fewer batches than 64, all
         found = train(trainers, optimizer, (look_ahead,), batches, trace=batches)
         assert found[:2] == truth[:2], look_ahead
     assert train(trainers, optimizer, (0, 4, 16), batches, trace=batches)[:2] == truth[:2]  # one after the other, too

@@ -191,7 +191,9 @@ def codesign(
         "TPU-like with an expert's plan": _under(space, like, expert),
         "best design for the plan of TPU-like": _under(space, designs.at(same, like), tpu_plan),
     }
-    links = tuple(_linked(space, each, rate) for each, rate in LINKS.items())
+    links = tuple(
+        _linked(space, each, rate, priced if rate == link_gb_s else space.price(rate)) for each, rate in LINKS.items()
+    )
     return Codesign(
         space=space, link_gb_s=link_gb_s, best=best, joules=float(priced.joules[row]), baselines=baselines, links=links,
         pareto=_front(space, priced, like), seconds=time.process_time() - begun,
@@ -203,9 +205,8 @@ def _under(space: CodesignSpace, design: Accelerator, plan: Parallelism, calls: 
     return CodesignedPlan(design=design, plan=plan, under_s=seconds, calls=calls)
 
 
-def _linked(space: CodesignSpace, link: str, rate: float) -> LinkRow:
+def _linked(space: CodesignSpace, link: str, rate: float, priced: PricedDesigns) -> LinkRow:
     like = replace(space.like, link_gb_s=rate)
-    priced = space.price(rate)
     row = int(np.argmin(priced.seconds))
     best_s = float(priced.seconds[row])
     tpu_s, balanced_s = (space.one(replace(each, link_gb_s=rate))[0] for each in (TPU_LIKE, BALANCED))

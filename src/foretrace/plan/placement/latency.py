@@ -326,6 +326,7 @@ def _least(
                     after_device = max(after_device, toll[block, other])
             on_host[block] = host[block] + after_host
             on_device[block] = (weights[0, block] if weights[2, block] == 0 else np.inf) + after_device
+        slowest = behind[:count][np.argsort(-on_host[behind[:count]])]
         for lower in range(ideal):
             passed = waists[ideal] - waists[lower]
             runs = sums[ideal, 1] - sums[lower, 1] <= memory and sums[ideal, 2] - sums[lower, 2] < 0.5
@@ -360,7 +361,9 @@ def _least(
                         path = np.inf
                 path = max(path, host[block])
             for at in range(count if passed == 0 else 0):
-                block = behind[at]
+                block = slowest[at]
+                if path >= on_host[block] and (quick >= on_host[block] or not between):
+                    break  # nor does any other one take longer
                 if not has(masks, lower, block):
                     path = max(path, on_host[block])
                     if between:
