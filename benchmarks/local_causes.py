@@ -73,7 +73,7 @@ def measured(case: local.Case, graph: Any) -> dict[str, Any]:
     found["flushed"] = timed(0.5)
     torch.set_flush_denormal(False)
     next(steps)
-    inside = []
+    inside: list[list[float]] = []
     end = time.perf_counter() + 1.2
     while time.perf_counter() < end or len(inside) < 4:
         with Timed() as mode:

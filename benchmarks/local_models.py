@@ -533,8 +533,9 @@ def siamese() -> Training:
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         first, second, same = batch
-        apart = (functional.normalize(model(first)) - functional.normalize(model(second))).square().sum(1)
-        return (same * apart + (1 - same) * functional.relu(0.5 - apart)).mean()
+        apart: Tensor = (functional.normalize(model(first)) - functional.normalize(model(second))).square().sum(1)
+        each: Tensor = same * apart + (1 - same) * functional.relu(0.5 - apart)
+        return each.mean()
 
     def make() -> Any:
         return torch.randn(12, 1, 56, 56), torch.randn(12, 1, 56, 56), torch.randint(2, (12,)).float()
