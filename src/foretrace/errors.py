@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from foretrace.plaintext import sentence
 
 OPTIONS = "FORETRACE_OPTIONS"  # in the environment while a command runs, and so in the processes that it starts
+_DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "sklearn": "scikit-learn"}  # by the module that they bring
+_OF_DEVELOPERS = {"dev", "docs", "reproductions"}
 _PARAMETER = re.compile(r"`([a-z_]+)=([^`]*)`")
 
 
@@ -68,9 +70,27 @@ def refused(what: str, mend: str) -> Iterator[None]:
 
 
 @contextmanager
-def needing(sentence: str) -> Iterator[None]:
-    """Say in the place of an ImportError what has to be installed. Raises MissingExtraError."""
+def needing(what: str) -> Iterator[None]:
+    """Say in the place of an ImportError which optional package `what` needs. Raises MissingExtraError."""
     try:
         yield
-    except ImportError:
-        raise MissingExtraError(sentence) from None
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0].replace("_", "-")
+        extras = _extras(package := _DISTRIBUTIONS.get(package, package))
+        if not extras:  # none of ours
+            raise
+        ours = extras - _OF_DEVELOPERS
+        install = f"'foretrace[{ours.pop()}]'" if len(ours) == 1 else package
+        why = "is not installed"
+        if not isinstance(error, ModuleNotFoundError):
+            install, why = f"-U {install}", f"cannot be imported ({error})"
+        raise MissingExtraError(f"{what} needs {package}, which {why}: pip install {install}") from None
+
+
+def _extras(package: str) -> set[str]:
+    """Return the extras that bring a package."""
+    from importlib import metadata  # here: takes 20 ms, which only a mistake has to wait for
+
+    lines = (line.partition(";") for line in metadata.requires("foretrace") or ())
+    found = (re.search(r"extra == .(\w+)", line) for name, _, line in lines if re.split(r"[^\w-]", name)[0] == package)
+    return {each[1] for each in found if each}

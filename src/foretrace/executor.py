@@ -218,7 +218,7 @@ def _cluster() -> Iterator[Any]:
     # A private cluster tells nobody of itself, and leaves the accelerators of its tasks as they are.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with needing("`on=ray` needs Ray; install it with pip install 'foretrace[ray]'."):
+    with needing("`on=ray`"):
         ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         yield ray

@@ -1,4 +1,4 @@
-"""What packages bring: rows of our tables, our templates, entry points of all that are installed, optional modules."""
+"""What packages bring: rows of our tables, our templates, entry points of all that are installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.resources import files
 from typing import Any, TypeVar
-
-from foretrace.errors import MissingExtraError
 
 Row = TypeVar("Row")
 
@@ -45,14 +43,6 @@ def _template(package: str, name: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     return made.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
-
-
-def optional(name: str, needs: str, install: str) -> Any:
-    """Return a module of an optional package. Raises MissingExtraError, in the name of what `needs` it."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise MissingExtraError(f"{needs} needs {name}, which is not installed: pip install {install}") from None
 
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:

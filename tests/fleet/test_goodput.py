@@ -98,7 +98,7 @@ def test_rows_that_cannot_be_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ForetraceError, match="longer than its synchronisation"):
         fit_step_model([1], [1], [8], [0.1], [0.2])
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(MissingExtraError, match=r"foretrace\[fleet\]"):
+    with pytest.raises(MissingExtraError, match="pip install scipy"):
         fit_step_model([1], [1], [8], [0.2], [0.1])
 
 

@@ -244,7 +244,7 @@ def test_sia_respects_quotas_and_says_who_waits_for_them() -> None:
 def test_without_scipy_they_say_how_to_get_it(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     work = stretched(jobs([100, 100], "ab"), 1, 2)
-    with pytest.raises(MissingExtraError, match=r"foretrace\[fleet\]"):
+    with pytest.raises(MissingExtraError, match="pip install scipy"):
         simulate(work, parse_cluster("1x2"), policies.make(name))
 
 

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from foretrace.cli import streams
 from foretrace.cli.answers import answers, asking
 from foretrace.cli.waiting import sign_of_life
-from foretrace.errors import OPTIONS, ForetraceError
+from foretrace.errors import OPTIONS, ForetraceError, needing
 from foretrace.plaintext import visible
 from foretrace.reading import ALLOW_LARGE
 from foretrace.shipped import entry_points
@@ -145,7 +145,8 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         with speaks:
             command = _command(entry_points(group=COMMANDS))
-            code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
+            with needing(f"foretrace {name}"):
+                code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except (BrokenPipeError, streams.OutputError):
         raise
     except ForetraceError as error:

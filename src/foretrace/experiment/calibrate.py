@@ -15,7 +15,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.grid import chosen
 from foretrace.cost.operators.machine import ALLOCATOR, allocator_settings, differences, fingerprint, fingerprint_of
 from foretrace.deadline import Deadline
-from foretrace.errors import ForetraceError, MissingExtraError, NotApplicableError
+from foretrace.errors import ForetraceError, NotApplicableError, needing
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.processor import operator_threads
 from foretrace.model import on_processor
@@ -162,10 +162,5 @@ def environment_like(allocator: Mapping[str, str]) -> dict[str, str] | None:
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    try:
-        with operator_threads(number):
-            yield
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
+    with needing("calibrate"), operator_threads(number):
+        yield

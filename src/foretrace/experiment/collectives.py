@@ -124,7 +124,7 @@ def keep(table: CollectiveTable, path: Path | None = None) -> Path:
 
 def gpus() -> int:
     """Return GPUs of this machine. Raises MissingExtraError without PyTorch."""
-    with needing("calibrate needs PyTorch; install it in this environment."):
+    with needing("calibrate"):
         import torch
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 

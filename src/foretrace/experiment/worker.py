@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, needing
 from foretrace.experiment.cores import go_first
 from foretrace.experiment.messages import Answer, Crashed, Progress, Refusal, Request, Returned, Worker
 
@@ -91,7 +91,8 @@ def _answer(function: Callable[..., Any], given: msgspec.Raw, worker: Worker, me
     names = list(signature(function).parameters)
     try:
         decoded = msgspec.json.decode(given, type=get_type_hints(function)[names[0]])
-        made = function(decoded, worker) if len(names) > 1 else function(decoded)
+        with needing("a worker"):
+            made = function(decoded, worker) if len(names) > 1 else function(decoded)
         return Returned(made=msgspec.Raw(msgspec.json.encode(made)))
     except ForetraceError as error:
         return Refusal(sentence=str(error))

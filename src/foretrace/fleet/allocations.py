@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.fleet.workload import Float64
 
 Bool = npt.NDArray[np.bool_]
@@ -183,10 +183,8 @@ def allox(
     run = vector(remaining)[oldest][:, None] / speed
     places = np.arange(1, len(oldest) + 1)
     cost = (places[None, :, None] * run[:, None, :] + vector(waited)[oldest][:, None, None]).reshape(len(oldest), -1)
-    try:
+    with needing("this policy"):
         from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise _missing_extra() from None
     rows, columns = linear_sum_assignment(cost)
     first: dict[int, tuple[int, int]] = {}  # of each GPU: the place furthest from the end, and the job in it
     for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
@@ -229,11 +227,9 @@ def solve(
     cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
 ) -> Float64 | None:
     """Return the smallest cost · z where rows · z <= limits, None without one. Rows may be (row, column, value)."""
-    try:
+    with needing("this policy"):
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
-    except ImportError:
-        raise _missing_extra() from None
     table = (
         csr_array((rows[2], rows[:2]), shape=(len(limits), len(cost))) if isinstance(rows, tuple) else csr_array(rows)
     )
@@ -251,7 +247,3 @@ def feasible(x: Float64, scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float6
     x = x / np.maximum(x.sum(axis=1), 1.0)[:, None]
     used, have = (vector(scale)[:, None] * x).sum(axis=0), vector(workers)
     return x * np.where(used > have, have / np.where(used > 0, used, 1.0), 1.0)[None, :]
-
-
-def _missing_extra() -> MissingExtraError:
-    return MissingExtraError("this policy solves linear programs by SciPy: pip install 'foretrace[fleet]'.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 
 _END_S = 0.5  # to stop a solver and to read its answer
 
@@ -43,6 +43,8 @@ def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) 
 
     Raises MissingExtraError without OR-Tools, naming `what` needs it, and ForetraceError where the solver fails.
     """
+    with needing(what):
+        import ortools  # noqa: F401  (quick; what solves imports the rest)
     try:
         done = subprocess.run(
             [sys.executable, "-m", module], input=pickle.dumps((*given, limits, time.time())), capture_output=True,
@@ -52,8 +54,6 @@ def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) 
         return None
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        if "ortools" in last:
-            raise MissingExtraError(f"{what} need OR-Tools: pip install 'foretrace[plan]'.")
         raise ForetraceError(f"the solver stopped ({last}); give it less time or a smaller graph.")
     return pickle.loads(done.stdout)
 

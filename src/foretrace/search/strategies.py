@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Float64
+from foretrace.errors import needing
 from foretrace.search.space import Point
 from foretrace.search.strategy import SearchContext, Steps, accepted
-from foretrace.shipped import optional
 
 _BATCH = 256  # points of one ask, where none depends on another
 Way = Generator[Sequence[Point], Sequence[float], tuple[Point, float]]
@@ -263,7 +263,9 @@ class CMAES:
 def _cma() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of plots that it could not draw
-        return optional("cma", "CMA-ES", "'foretrace[search]'")
+        with needing("CMA-ES"):
+            import cma
+    return cma
 
 
 def _finite(costs: Sequence[float]) -> Float64:

@@ -14,7 +14,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from foretrace.errors import ForetraceError, MissingExtraError, needing
+from foretrace.errors import ForetraceError, needing
 from foretrace.training.batches import Batch, Batches
 from foretrace.training.training import Context, Training
 
@@ -70,7 +70,7 @@ def from_trainer(trainer: Any, *, name: str = "") -> Training:
     Raises ForetraceError for what is no Trainer or uses several devices, MissingExtraError where transformers is not
     installed.
     """
-    with needing('from_trainer needs transformers and accelerate: pip install "foretrace[zoo]" accelerate'):
+    with needing("from_trainer"):
         import torch
         from transformers import Trainer
     if not isinstance(trainer, Trainer):
@@ -171,7 +171,8 @@ def _lightning_modules() -> tuple[type[Any], ...]:
         except ModuleNotFoundError:
             continue
     if not found:
-        raise MissingExtraError("from_lightning needs Lightning, which is not installed: pip install lightning")
+        with needing("from_lightning"):
+            import lightning.pytorch  # noqa: F401  (fails, as above)
     return tuple(found)
 
 

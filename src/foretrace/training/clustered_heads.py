@@ -26,15 +26,13 @@ from torch.nn import functional
 
 from foretrace.cost.operators.arguments import BoundCall
 from foretrace.cost.operators.operator import Operator
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 
-try:
+with needing("clustering heads"):  # of version 5
     from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
     from transformers.cache_utils import DynamicLayer
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
-except ImportError as error:
-    raise MissingExtraError('clustered heads need transformers 5: pip install -U "foretrace[zoo]"') from error
 
 _NAME = "clustered-heads"  # of the attention, in `transformers`
 _ROWS = 256  # of a prompt attended at once: their scores are kept for all heads

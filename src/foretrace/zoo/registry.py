@@ -19,7 +19,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 from foretrace import shipped
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.names import question, resolve
 from foretrace.reading import address
 from foretrace.training.training import Training
@@ -69,18 +69,12 @@ def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
     if size not in SIZES:
         raise ForetraceError(f"there is no size {size!r}; choose tiny or full.")
     module, _, function = found.home.partition(":")
-    try:
+    with needing(name):
         import torch
 
         make = getattr(importlib.import_module(module), function)
         torch.manual_seed(seed)
         made: Training = make(size)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = "torch" if package == "torch" else "zoo"
-        raise MissingExtraError(
-            f'{name} needs {package}, which is not installed: pip install "foretrace[{extra}]"'
-        ) from error
     return made
 
 

@@ -121,7 +121,7 @@ def checked(
 
 
 def _distributed() -> Any:
-    with needing("measuring collectives needs PyTorch; install it in this environment."):
+    with needing("measuring collectives"):
         import torch.distributed as dist
     if not dist.is_available():
         raise ForetraceError("this PyTorch was built without torch.distributed; install one that has it.")

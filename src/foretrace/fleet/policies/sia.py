@@ -80,7 +80,7 @@ class Sia(rounds.Rounds):
 
 def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -> list[int]:
     """Return positions of the rows with the smallest sum: at most one per job, within GPUs of each kind and quotas."""
-    with needing("this policy solves integer programs by SciPy: pip install 'foretrace[fleet]'."):
+    with needing("this policy"):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     kinds = len(table.cluster.types)

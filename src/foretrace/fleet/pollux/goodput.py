@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, needing
 from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.workload import Float64, Int64, Workload, codes
-from foretrace.shipped import optional
 
 _CANDIDATES = 50  # batch sizes tried per allocation, in geometric spacing
 _LEAST = 1e-8  # lower bound of every parameter but gamma, and the network time of one replica
@@ -72,7 +71,8 @@ def fit_step_model(
     nodes is taken to cost at least 1.1 times as much as inside one. Raises ForetraceError without a usable row and
     MissingExtraError without scipy.
     """
-    scipy = optional("scipy.optimize", "fitting goodput models", "'foretrace[fleet]'")
+    with needing("fitting goodput models"):
+        from scipy.optimize import minimize
     n, k = np.atleast_1d(np.asarray(nodes, np.int64)), np.atleast_1d(np.asarray(replicas, np.int64))
     m, step = np.atleast_1d(np.asarray(local, np.float64)), np.atleast_1d(np.asarray(step_s, np.float64))
     compute = step - np.asarray(sync_s, np.float64)
@@ -90,7 +90,7 @@ def fit_step_model(
     unknown += [3, 5] if not (k > 2).any() else []
     start[unknown], fixed[unknown] = _LEAST, True
     low[fixed] = high[fixed] = start[fixed]
-    found = scipy.minimize(
+    found = minimize(
         _loss(across, inside, np.maximum(k - 2.0, _LEAST), m, np.log(compute), np.log(step)),
         start, jac=True, method="L-BFGS-B", bounds=np.column_stack([low, high]),
     ).x  # fmt: skip

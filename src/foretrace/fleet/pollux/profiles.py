@@ -137,10 +137,7 @@ class Application:
 
     def _across(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
         if not self._between:
-            with needing(
-                f"profile {self.name} has no rows for placement {'+'.join(map(str, placement))}, and interpolating "
-                "between others needs scipy: pip install 'foretrace[fleet]'."
-            ):
+            with needing(f"placement {'+'.join(map(str, placement))}, of which profile {self.name} has no rows,"):
                 from scipy.interpolate import LinearNDInterpolator
             self._between.append(LinearNDInterpolator(self.points, self.values))
         found = self._between[0]([min(len(placement), _MOST_NODES), sum(placement), local])[0]

@@ -32,7 +32,7 @@ def from_onnx(
     not read. Raises MissingExtraError without the package, ForetraceError with the node or dimension that cannot be
     known and what to do.
     """
-    with needing(f"{where}: ONNX models need the onnx package: pip install 'foretrace[onnx]'."):
+    with needing(where):
         import onnx
     try:
         model = onnx.load_model_from_string(data)

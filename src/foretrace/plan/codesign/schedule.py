@@ -195,7 +195,7 @@ def schedule_layer(
     """
     given = ([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], cores)
     limits = SolverLimits(seconds=_MOST_S, work=limit, threads=1)
-    found = apart("foretrace.plan.codesign.schedule", given, limits, "exact schedules of a layer")
+    found = apart("foretrace.plan.codesign.schedule", given, limits, "an exact schedule of a layer")
     begins, core, bound = found or (*_serial(given[0]), _longest(given[0]))
     return LayerSchedule(
         operators=tuple(operators), cores=cores, begins=tuple(begins), core=tuple(core), bound_ns=bound, phase=phase

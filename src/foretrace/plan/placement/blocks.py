@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
+from foretrace.errors import needing
 from foretrace.plan.placement.problem import PlacementProblem, topological
 
 NOTHING = 1e-6  # a time below this is none
@@ -92,6 +91,9 @@ def contract(problem: PlacementProblem, *, contiguous: bool = True, whole: bool 
 def _components(count: int, edges: Edges) -> np.ndarray:
     """Return the number of the strongly connected component of every node, in the order of their first nodes."""
     source, target = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2).T
+    with needing("a placement"):
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
     graph = csr_array((np.ones(len(edges)), (source, target)), shape=(count, count))
     number: dict[int, int] = {}
     labels = connected_components(graph, connection="strong")[1].tolist()

@@ -40,7 +40,7 @@ def improve(
     where = {row: number for number, each in enumerate(hint) for row in each.nodes}
     places, kinds = [where[rows[0]] for rows in blocks.rows], [each.kind for each in hint]
     given = (problem, blocks, places, kinds, objective, latency)
-    solved = apart("foretrace.plan.placement.programs", given, limits, "placements that are not contiguous")
+    solved = apart("foretrace.plan.placement.programs", given, limits, "a placement that is not contiguous")
     if solved is None:
         return tuple(hint), 0.0
     chosen, bound = solved

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.cost.devices.roofline import Roofline
 from foretrace.cost.operators.bench import settle_allocator
 from foretrace.deadline import Deadline
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 from foretrace.hardware.processor import operator_threads
 from foretrace.plan.rewrite import catalog, measure
@@ -119,8 +118,6 @@ def rewrite_named(
     from foretrace.training.batches import size as samples
     from foretrace.zoo.registry import job, script_mistakes
 
-    if find_spec("torch") is None:
-        raise MissingExtraError('foretrace rewrite needs torch, which is not installed: pip install "foretrace[torch]"')
     costs = ModelCosts(Roofline(), named(device)) if device else None
     with operator_threads(threads):
         with script_mistakes(source):

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Float64, Int64
+from foretrace.errors import needing
 from foretrace.plan.rows.costs import RowChoice, RowCosts
 from foretrace.plan.rows.place import best, with_columns, with_rows
-from foretrace.shipped import optional
 from foretrace.training.rows.placement import EVERYWHERE
 
 _Paid = tuple[Float64, Float64, Float64]  # prices and rents (devices,), and what each table pays by rows (tables,)
@@ -98,7 +98,8 @@ def relaxed(
 
     The search ends early at what `busiest` leaves no room below. With `shares` (tables, devices) these are the columns.
     """
-    scipy = optional("scipy.optimize", "the bound of a placement", "'foretrace[plan]'")
+    with needing("the bound of a placement"):
+        from scipy.optimize import linprog
     devices, limited = costs.profile.devices, memory < inf
     prices, highest = np.full(devices, 1 / devices), 0.0
     rents, most = np.zeros(devices), _most(costs, memory)
@@ -114,7 +115,7 @@ def relaxed(
         # height <= prices · load + rents · over, with rents in bytes exchanged per unit kept
         planes.append(np.concatenate([[1.0], -load, *([-over / _UNIT] if limited else [])]))
         unknowns = len(planes[0]) - 1
-        found = scipy.linprog(
+        found = linprog(
             np.concatenate([[-1.0], np.zeros(unknowns)]), A_ub=np.array(planes), b_ub=np.zeros(len(planes)),
             A_eq=np.concatenate([[0.0], np.ones(devices), np.zeros(unknowns - devices)])[None], b_eq=[1.0],
             bounds=[(None, None), *[(0, 1)] * devices, *[(0, 1e9)] * (unknowns - devices)], method="highs",

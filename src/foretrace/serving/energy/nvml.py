@@ -71,7 +71,7 @@ class NvmlMeter:
 
 def library() -> Any:
     """Return NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
-    with needing("GPU settings need nvidia-ml-py; install it with pip install 'foretrace[energy]'."):
+    with needing("setting a GPU"):
         found = import_module("pynvml")
     try:
         found.nvmlInit()

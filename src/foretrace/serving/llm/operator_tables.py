@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, needing
 from foretrace.hardware.devices import Device, find
 from foretrace.serving.llm.step_law import LawTimes
-from foretrace.shipped import optional
 
 _Key = tuple[Any, ...]
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
@@ -247,8 +246,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
-    arrow = optional("pyarrow", "reading tables of operators", "'foretrace[tables]'")
-    from pyarrow import parquet
+    with needing("reading tables of operators"):
+        import pyarrow as arrow
+        from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)

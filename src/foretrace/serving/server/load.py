@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, needing
 from foretrace.serving.requests import column, moment, read_rows
 from foretrace.serving.server import protocol
 from foretrace.serving.server.models import Array, said
 from foretrace.serving.server.protocol import DATATYPES, InferRequest, ModelMetadata, RequestTensor
-from foretrace.shipped import optional
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -92,8 +91,8 @@ def load(
     Every request holds `samples` random samples of the model that the URL names, else of the first one that is served.
     Raises ForetraceError where the server does not answer, or has no such model; MissingExtraError without aiohttp.
     """
-    optional("aiohttp", "loading a server", "'foretrace[serve]'")
-    import aiohttp
+    with needing("loading a server"):
+        import aiohttp
 
     statuses, latencies, late = Counter[str](), list[float](), list[float]()
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import ForetraceError
-from foretrace.shipped import optional
+from foretrace.errors import ForetraceError, needing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -196,7 +195,8 @@ class ModelSource:
         return self._module(path.stem, "exported", program.module(), (), given, file=path, fixed=fixed)
 
     def _onnx(self, path: Path, threads: int) -> LoadedModel:
-        onnxruntime = optional("onnxruntime", "serving", "onnxruntime")
+        with needing("serving"):
+            import onnxruntime
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -258,7 +258,9 @@ class ModelSource:
 
 def import_torch() -> Any:
     """Return PyTorch. Raises MissingExtraError."""
-    return optional("torch", "serving", "'foretrace[torch]'")
+    with needing("serving"):
+        import torch
+    return torch
 
 
 def said(error: BaseException) -> str:

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace.errors import ForetraceError, refused
+from foretrace.errors import ForetraceError, needing, refused
 from foretrace.executor import cores
 from foretrace.hardware.processor import allowed_cores
 from foretrace.reading import read_struct
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit
-from foretrace.shipped import optional
 
 TOKEN = "FORETRACE_TOKEN"  # in the environment, where no file is named
 _LONGEST_TOKEN = 4096  # characters: less than a header may have
@@ -82,13 +81,12 @@ def run_server(
     (`queue`), and a request takes `deadline_s` at most. Raises ForetraceError where the port is taken, the model or the
     certificate cannot be loaded, or there is no token where others could ask; MissingExtraError for a package.
     """
-    for name in ("uvicorn", "starlette", "prometheus_client"):
-        optional(name, "serving", "'foretrace[serve]'")
-    import uvicorn
+    with needing("serving"):
+        import uvicorn
 
-    from foretrace.serving.server.app import ServerApp
-    from foretrace.serving.server.dispatcher import Dispatcher
-    from foretrace.serving.server.worker import ModelWorker
+        from foretrace.serving.server.app import ServerApp
+        from foretrace.serving.server.dispatcher import Dispatcher
+        from foretrace.serving.server.worker import ModelWorker
 
     async def run() -> None:
         start = partial(ModelWorker.started, source, limit_s=deadline_s, one=asyncio.Lock())

@@ -208,7 +208,7 @@ def _whole(name: str, values: Array) -> Int64:
 
 
 def _parquet(data: bytes) -> _Columns:
-    with needing("pyarrow is needed to read ids: pip install 'foretrace[tables]'."):
+    with needing("reading ids"):
         import pyarrow as arrow
         from pyarrow import parquet
     try:

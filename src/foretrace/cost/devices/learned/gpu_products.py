@@ -178,7 +178,7 @@ def here() -> Device:
     """Return the GPU of this machine. Raises ForetraceError where PyTorch sees none, or one that the catalog lacks."""
     from foretrace.hardware.devices import find
 
-    with needing("calibrate needs PyTorch; install it in this environment."):
+    with needing("calibrate"):
         import torch
     if not torch.cuda.is_available():
         raise ForetraceError(
