@@ -35,6 +35,7 @@ _WRAPPER = 3.0  # a call that takes so much longer alone than its own time hands
 class OnSamples(Technique):
     """Techniques that let calls work on another number of samples: what the new times rest on."""
 
+    repeats = True
     measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
     conv_fixed: float | None = derived(unit="share", doc="share of a convolution that does not depend on the batch")
     recurrent_fixed: float | None = derived(unit="share", doc="share of a recurrent layer that depends on no batch")

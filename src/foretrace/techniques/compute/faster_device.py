@@ -32,7 +32,7 @@ class FasterDevice(Technique):
     unless `copy` says otherwise; launch latencies and gaps stay as recorded.
     """
 
-    across = "each"
+    across, repeats = "each", True
     summary = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
     source = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
     not_applied = "software does not exchange the device; run the same job there and compare."
