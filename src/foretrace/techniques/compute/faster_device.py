@@ -94,7 +94,7 @@ class FasterDevice(Technique):
             recorded = graph.dur[there.rows][rows] / 1e9
             streamed = recorded * source.memory_gb_s / target.memory_gb_s / there.seconds[rows]
             ends = low * min(float(streamed.min()), 1.0), high * max(float(streamed.max()), 1.0)
-            found["unsized"] = Prior(1.0, *ends, why="their sizes are not recorded: peak rates bound them, or bandwidth")
+            found["unsized"] = Prior(1.0, *ends, why="sizes are not recorded: peak rates bound them, or bandwidth")
         return found
 
     def _stated(self, field: str) -> float | None:
