@@ -12,7 +12,7 @@ import numpy as np
 
 from foretrace.errors import CycleError, GraphError
 from foretrace.graph.collectives import with_collectives
-from foretrace.graph.device import DeviceTasks, device_tasks, without_work
+from foretrace.graph.device import DeviceTasks, device_tasks, share_without_work, without_work
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
 from foretrace.graph.facts import check_facts
@@ -34,6 +34,9 @@ from foretrace.graph.threads import host_tasks
 from foretrace.graph.waits import blocking_calls
 from foretrace.trace.trace import Category, Trace
 
+# Operators that launch work in one call and none in another, in whole recordings: up to 15 % (copies, mostly).
+_MOST_LACKING = 0.2
+
 
 def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     """Return task graph of one rank of a recording; of its lowest rank if none is named.
@@ -51,6 +54,7 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
             f"{_source(one)} holds no operators, calls or kernels of PyTorch's profiler{what}; record with CPU or GPU "
             "activities on."
         )
+    notes += _without_the_end(host, device)
     steps = _steps(host, device)
     streams = Streams(host, device)
     blocking = blocking_calls(host, device, streams)
@@ -107,6 +111,23 @@ def _steps(host: HostSpans, device: DeviceTasks) -> Steps:
         return steps
     note = f"{len(captured):,} launches were captured into a graph: what they launch did not run then."
     return replace(steps, notes=(*steps.notes, note))
+
+
+def _without_the_end(host: HostSpans, device: DeviceTasks) -> list[str]:
+    """Return what the lost end of a file may have held: profilers write the device's work behind the host's.
+
+    Raises GraphError where too much of it is missing.
+    """
+    trace = host.trace
+    if not trace.cut_short or not any(rank.devices for rank in trace.ranks):
+        return []
+    lacking = share_without_work(host, device)
+    if lacking > _MOST_LACKING:
+        raise GraphError(
+            f"{_source(trace)} lost its end, and with it the device's work of {lacking:.0%} of the operators that "
+            "launch any, so it does not say what the device did; copy it again."
+        )
+    return ["the end of the file is lost: work of the device may be missing from any step."]
 
 
 def describe(draft: Draft, settled: Settled, classes: tuple[EdgeClass, ...], notes: list[str]) -> GraphInfo:
