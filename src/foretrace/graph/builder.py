@@ -15,7 +15,6 @@ from foretrace.graph.collectives import with_collectives
 from foretrace.graph.device import DeviceTasks, device_tasks, share_without_work, without_work
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
-from foretrace.graph.facts import check_facts
 from foretrace.graph.host import HostSpans, host_spans
 from foretrace.graph.layers import WAYS
 from foretrace.graph.links import host_collectives
@@ -167,8 +166,6 @@ def describe(draft: Draft, settled: Settled, classes: tuple[EdgeClass, ...], not
         least_s = draft.steps.cut_off * float(np.mean(device.dur)) / 1e9
         why = f"{draft.steps.cut_off:,} launches as long as the others on average"
         carried = (Carried(source="work after the recording's end", faster_s=0.0, slower_s=least_s, of_s=0.0, why=why),)
-    if rank:
-        check_facts(dict(rank.recording), rank.source or "the recording")
     return GraphInfo(
         source=rank.source if rank else "",
         platform=rank.platform if rank else "cpu",
