@@ -43,21 +43,6 @@ def mark(met: bool | None) -> str:
     return {True: "met", False: "**missed**", None: ""}[met]
 
 
-READ_OTHERWISE = (
-    "Tried and not kept, in turns on a busy machine (2026-11-23): `zlib-ng` in the place of `zlib` reads "
-    "`df_index_resolver` 1.21 times as fast and `trace_diff_control`, whose times are decimal, 1.04 times, "
-    "columns equal; `isal` has no `copy()`, which rescuing a cut file needs. Decoding 8 of an event's 21 "
-    "arguments takes 218 instead of 271 ms (111 instead of 122), but finding the chunks that need the others "
-    "costs more than that: 347 ms (202). Together below 1.3 times, so unpacking needs no dependency.\n\n"
-    "A compiled scanner that fills columns (2026-11-29, 80 lines that accept more than JSON, CPU time on an Intel "
-    "Xeon): `df_index_resolver` takes 348 ms now, of which unpacking 101, decoding 103 and columns 147; "
-    "unpacking, scanning (82, of which 65 to find the ends of strings) and the columns that numpy makes of what "
-    "was scanned (19) take 202: 1.7 times as fast; `trace_diff_control` 1.8 times (224 ms; 60, 53 and 8). Strings "
-    "with escapes, the grammar itself, UTF-8, and the way back to the decoder for what the scanner does not know "
-    "would come on top, in some 250 lines, and 1.2 s of compiling before the first recording. So there is none."
-)
-
-
 def read_section(hta_python: str) -> str:
     """Reading, against HolisticTraceAnalysis and a plain loop."""
     traces = shared_traces()
@@ -82,7 +67,7 @@ def read_section(hta_python: str) -> str:
         met = None if goal is None or traces is None else (value <= goal if below else value >= goal)
         wanted = "" if goal is None else f"{'<' if below else '≥'} {goal:,}"
         verdicts.append((what, f"{value:,.0f}" if value >= 1000 else f"{value:.2f}", wanted, mark(met)))
-    return out + "\n\n" + table(("figure", "reached", "target", ""), verdicts) + "\n\n" + READ_OTHERWISE
+    return out + "\n\n" + table(("figure", "reached", "target", ""), verdicts)
 
 
 def build_section(_: str) -> str:
@@ -103,15 +88,6 @@ def build_section(_: str) -> str:
     )  # fmt: skip
 
 
-REMOVED = (
-    "\n32 variants with removed tasks stay below 5 replays with AVX2 and no more (2026-11-29): masking takes two "
-    "instructions more per edge and four variants, and as many loads. Instead of masks for all tasks, a branch "
-    "for groups that something is removed from takes 22.8 ms (which group comes next is guessed badly: a third "
-    "of them here) and 20 instead of 15 ms with AVX-512; masks from the signs of the factors in place of a "
-    "table 29 ms.\n"
-)
-
-
 def engines_section(_: str) -> str:
     """Replay, variants, schedule, sensitivity, each beside its plain-Python twin and networkx."""
     return made() + table(
@@ -126,7 +102,7 @@ def engines_section(_: str) -> str:
             )
             for row in engine.measure()
         ],
-    ) + REMOVED  # fmt: skip
+    )  # fmt: skip
 
 
 def soundness_section(_: str) -> str:

@@ -231,7 +231,7 @@ class Slower(Technique):
     times: float = 2.0
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        return scale(graph, np.ones(len(graph), np.bool_), self.times, technique=self.name)
+        return scale(graph, np.ones(len(graph), np.bool_), self.times)
 
 
 def test_kinds_of_gpus_by_techniques() -> None:

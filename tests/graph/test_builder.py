@@ -119,6 +119,21 @@ def test_backward_thread_forks_and_joins() -> None:
     assert window(graph) - window(faster(graph, helper, 0.0)) == 100_000
 
 
+def test_what_autograds_own_thread_does_between_nodes_is_backward_work() -> None:
+    """Older AccumulateGrad, sums of residual gradients, buckets copied back; not so where forward work runs, too."""
+    for forward, phase in ((False, Phase.BACKWARD), (True, Phase.FORWARD)):
+        r = Recording()
+        r.note("ProfilerStep#1", 0, 300)
+        r.op("aten::mm", 10, 40, **{"Sequence number": 5})
+        r.op("autograd::engine::evaluate_function: MmBackward0", 80, 20, tid=AUTOGRAD, **{"Sequence number": 5})
+        r.op("torch::autograd::AccumulateGrad", 101, 20, tid=AUTOGRAD)
+        r.launch("add", 105, 5, 115, 20, tid=AUTOGRAD)
+        if forward:
+            r.op("aten::relu", 130, 20, tid=AUTOGRAD, **{"Sequence number": 6})
+        graph = build(r.trace())
+        assert {int(graph.phase[v]) for v in tasks(graph, TaskKind.KERNEL, "add")} == {phase}
+
+
 def test_backward_kernels_belong_to_the_forward_layer() -> None:
     r = Recording()
     r.note("ProfilerStep#1", 0, 300)

@@ -123,3 +123,23 @@ def test_launches_captured_into_a_graph_are_not_cut_off() -> None:
     graph = build_graph(r.trace())
     assert graph.info.steps == (0, 1)
     assert "5 launches were captured into a graph" in " ".join(graph.info.notes)
+
+
+@pytest.mark.parametrize(("kept", "whole"), [(0, False), (4, False), (9, True)])
+def test_what_lost_its_end_lost_the_device_work_that_is_written_there(tmp_path: Path, kept: int, whole: bool) -> None:
+    r = Recording()
+    r.note("ProfilerStep#1", 0, 1000)
+    for i in range(10):
+        r.op("aten::mm", 100 * i, 80)
+    for i in range(kept):
+        r.launch("gemm", 100 * i + 10, 5, 100 * i + 20, 60)
+    r.launch("gemm", 910, 5, 920, 60)
+    text = r.write(tmp_path / "whole.json").read_text()
+    path = tmp_path / "cut.json"
+    path.write_text(text[:-20])
+    if whole:
+        notes = flow.scenario(path, salvage=True).graph.info.notes
+        assert "the end of the file is lost: work of the device may be missing from any step." in notes
+    else:
+        with pytest.raises(ForetraceError, match=r"cut.json lost its end, and with it the device's work of \d+% of"):
+            flow.scenario(path, salvage=True)

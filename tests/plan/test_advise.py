@@ -213,7 +213,7 @@ class _Halves(Technique):
     source: ClassVar[str] = "this test"
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        return scale(graph, select(graph, phase=("forward", "backward")), 0.5, technique=self.name)
+        return scale(graph, select(graph, phase=("forward", "backward")), 0.5)
 
     def realise(self, training: object) -> object:  # type: ignore[override]
         return training

@@ -130,7 +130,7 @@ def test_what_no_task_stands_for_is_carried_with_the_step() -> None:
 def test_a_later_change_may_uncover_what_an_assumption_decides() -> None:
     graph = small()
     step = simulate(graph).step_time_s
-    more = insert(graph, [HostTask(after=3, like=3, name="more", dur_ns=30_000)], technique="x")
+    more = insert(graph, [HostTask(after=3, like=3, name="more", dur_ns=30_000)])
     less = edit.scale(graph, graph.on_device, 0.5)
     work_s = work_between(graph, (less, more))
     assert work_s == pytest.approx((60e-6, 30e-6))

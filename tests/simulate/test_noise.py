@@ -70,6 +70,14 @@ def test_what_slows_both_alike_cancels_in_what_is_gained() -> None:
     assert low < 0 < high, "what is gained in one of two steps may be nothing"
 
 
+def test_half_of_the_steps_waiting_leave_the_median_among_the_recorded_steps() -> None:
+    """The 80 % interval reaches from a quick step to one that waits, and to none that was never seen."""
+    lengths = [100 + i for i in range(15)] + [400 + 10 * i for i in range(14)]
+    found = simulate(steps_of(*([each - 5, 5] for each in lengths))).interval_s()
+    assert 0.100 <= found.low_s < 0.114
+    assert 0.400 < found.high_s < 0.53
+
+
 def test_other_steps_are_not_paired() -> None:
     before, after = steps_of([53], [87], [60]), steps_of([50], [84])
     low, high = saved_s(before, after)
@@ -79,7 +87,7 @@ def test_other_steps_are_not_paired() -> None:
 def test_factors_of_two_steps_are_as_far_apart_as_their_classes() -> None:
     total = np.zeros((2, 7))
     total[:, 3], total[:, 0] = (53, 87), (10, 10)
-    drawn, _ = factors(total, np.random.default_rng(0), 4000)
+    drawn, _, _ = factors(total, np.random.default_rng(0), 4000)
     assert np.std(drawn[3]) == pytest.approx(np.sqrt(2) * 34 / 140, rel=0.1)
     assert np.std(drawn[0]) == pytest.approx(0.005, rel=0.1)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from foretrace import flow
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.techniques import BatchSize
+from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.compute.batching import Resize, parameter_shapes, recorded_size, with_facts
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, small_training
@@ -180,6 +183,14 @@ def test_apply_makes_another_loader() -> None:
     assert training.batch_size == 16 and BatchSize(by=0.5).apply(training).batch_size == 8
     with pytest.raises(NotApplicableError, match="cannot be rebuilt"):
         BatchSize(to=8).apply(replace(training, loader=_Sized(list(training.loader))))
+
+
+def test_batches_grow_alike_before_and_after_workers_load_them() -> None:
+    """What the workers prepare doubles, and taking a batch over does not."""
+    graph = flow.scenario(Path(__file__).parents[1] / "data" / "recommender.json.gz").graph
+    chain = ["prefetch-data workers=2", "batch-size by=2"]
+    steps = [whatif(graph, parse_all(each)).after_s for each in (chain, chain[::-1])]
+    assert steps[0] == pytest.approx(steps[1], rel=0.01)
 
 
 class _Sized(list):  # type: ignore[type-arg]  # batches in a list that says how many samples each has

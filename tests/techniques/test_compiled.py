@@ -159,6 +159,19 @@ def test_it_trains_for_real() -> None:
     assert np.isfinite(losses).all() and losses[0] == pytest.approx(expected[0], rel=0.2)
 
 
+def test_kernels_of_other_libraries_are_called_as_they_are() -> None:
+    """Look-ups of fbgemm are no elementwise work of PyTorch that the compiler could merge, and neither is a sort."""
+    graph = Gpu().graph()
+    kernels = select(graph, kind="kernel", op="aten::cudnn_convolution")
+    for op, stay in (("aten::add", False), ("fbgemm::permute_pooled_embs", True), ("aten::_unique2", True)):
+        new = {"aten::cudnn_convolution": op, graph.names[graph.name[kernels][0]]: "elementwise_kernel"}
+        other = replace(graph, names=tuple(new.get(each, each) for each in graph.names))
+        predicted = Compiled().predict(other)
+        left = select(predicted, kind="kernel", op=op)
+        as_before = left.sum() == kernels.sum() and predicted.dur[left].sum() == graph.dur[kernels].sum()
+        assert as_before == stay, op
+
+
 def test_what_is_compiled_already_gains_nothing_more(graph: TaskGraph) -> None:
     once = Compiled().predict(graph)
     with pytest.raises(NotApplicableError, match="compiled already"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from foretrace import flow
-from foretrace.errors import ForetraceError, GraphError
+from foretrace.errors import ForetraceError, GraphError, NotApplicableError
 from foretrace.graph import insert
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
@@ -61,6 +61,22 @@ def on_gpu() -> TaskGraph:
 def test_own_recordings(path: Path) -> None:
     cells = [holds(recorded(path), text) for text in ALL]
     assert any(cell.outcome == "sound" for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpu", "mixed-precision"),
+        ("gpu", "channels-last"),
+        ("cnn", "activation-compression min_bytes=1000"),
+        ("decode", "speculative-decoding draft=0.1ms"),
+    ],
+)
+def test_what_is_changed_already_does_not_change_again(name: str, text: str) -> None:
+    graph = on_gpu() if name == "gpu" else recorded(HERE / "data" / f"{name}.json.gz")
+    once = parse(text).predict(graph)
+    with pytest.raises(NotApplicableError, match="in this graph already; give it once"):
+        parse(text).predict(once)
 
 
 @pytest.mark.parametrize("way", maimed)

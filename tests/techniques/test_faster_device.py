@@ -59,6 +59,21 @@ def test_kernels_take_the_other_devices_times_by_class() -> None:
     assert (kernels(slower, "cudnn") > kernels(graph, "cudnn")).all()
 
 
+@pytest.mark.parametrize("target", [H100, named("k80")])
+def test_products_of_unknown_sizes_may_follow_peak_rates_or_bandwidths(target: Device) -> None:
+    """Products of few rows read their weights, and a recording without sizes does not tell them from large ones."""
+    graph = busy().graph()
+    unsized = graph.with_columns(flops=np.zeros(len(graph)), shape=np.full(len(graph), -1, dtype=np.int32))
+    technique = FasterDevice(device=target.short, host=1.0)
+    low, high = (
+        kernels(replace(technique, unsized=each).predict(unsized), "cudnn").sum() / kernels(graph, "cudnn").sum()
+        for each in (technique.priors(unsized)["unsized"].low, technique.priors(unsized)["unsized"].high)
+    )
+    assert low < V100.memory_gb_s / target.memory_gb_s < high
+    assert low < V100.fp32_tflops / target.fp32_tflops < high
+    assert "unsized" not in technique.priors(graph)
+
+
 def test_copies_hosts_launches_and_structure_stay() -> None:
     graph = busy().graph()
     changed = predicted(graph)

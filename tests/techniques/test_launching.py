@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from foretrace.errors import NotApplicableError
+from foretrace.graph.edit import remove
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, TaskGraph
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import CudaGraphs, FasterDevice
 from foretrace.testing import small_training
@@ -43,6 +44,23 @@ def test_only_the_chosen_phases_are_captured() -> None:
     predicted = CudaGraphs(phases="forward,backward").predict(graph)
     left = select(predicted, name="cudaLaunchKernel")
     assert left.sum() == select(graph, name="cudaLaunchKernel", phase="optimizer").sum()
+
+
+def test_gradients_set_to_zero_before_the_forward_pass_are_a_graph_of_their_own() -> None:
+    """What lies between the two stretches of the optimizer is launched and paid for as before."""
+    graph = Gpu(data_us=0).graph()
+    zeroed = graph.mask(np.flatnonzero(select(graph, phase="forward", step=0))[:8])
+    zeroed |= graph.mask(np.flatnonzero(select(graph, phase="forward", step=1))[:8])
+    phase = np.where(zeroed, np.uint8(Phase.OPTIMIZER), graph.phase)
+    graph = graph.with_columns(phase=phase)
+    launched = select(graph, name="cudaLaunchKernel", phase="optimizer")
+    predicted = CudaGraphs(phases="optimizer").predict(graph)
+    left = select(predicted, name="cudaLaunchKernel")
+    assert left.sum() == select(graph, name="cudaLaunchKernel").sum() - launched.sum()
+    assert set(predicted.phase[left].tolist()) == {Phase.FORWARD, Phase.BACKWARD}
+    assert select(predicted, name="cudaGraphLaunch").sum() == graph.n_steps + 2
+    gone = simulate(remove(graph, select(graph, phase="optimizer")))
+    assert simulate(predicted).step_time_s > gone.step_time_s
 
 
 def test_gaps_shrink_but_overlap_stays() -> None:

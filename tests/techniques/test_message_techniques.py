@@ -165,7 +165,7 @@ def test_priority_needs_steps() -> None:
     graph = Backward(elements=THREE, steps=2).graph()
     with pytest.raises(NotApplicableError, match=r"record 3 steps or more"):
         predicted(graph, ring("workers=2 network=8gbit"), "priority")
-    with pytest.raises(NotApplicableError, match="by priority already"):
+    with pytest.raises(NotApplicableError, match="in this graph already"):
         predicted(Backward(elements=THREE).graph(), ring("workers=2 network=8gbit"), "priority", "priority")
 
 

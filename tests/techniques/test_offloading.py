@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from foretrace import flow
 from foretrace.cost.operators.operator import Operator
+from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.testing.technique import check_valid
 from foretrace.testing.workloads import Gpu
 
+DATA = Path(__file__).parents[1] / "data"
 SIZE = [32, 64, 56, 56]
 NBYTES = 4 * 32 * 64 * 56 * 56  # 25.7 MB
 SAVED = 7  # the first input, and the result of every ReLU, which is the next input
@@ -70,3 +74,10 @@ def test_compression_on_a_device_is_kernels_with_launches() -> None:
 def test_a_device_cannot_write_to_a_file() -> None:
     with pytest.raises(Exception, match="go to host memory first"):
         parse("activation-offload to=disk").predict(graph())
+
+
+@pytest.mark.parametrize("text", ["activation-compression min_bytes=1", "activation-offload min_bytes=1"])
+def test_inference_keeps_nothing_for_a_backward_pass(text: str) -> None:
+    graph = flow.scenario(DATA / "decode.json.gz").graph
+    with pytest.raises(NotApplicableError, match="shows no backward pass that needs the activations"):
+        parse(text).predict(graph)

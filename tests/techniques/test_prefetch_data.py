@@ -181,7 +181,7 @@ def test_runs_without_a_loader_are_refused() -> None:
         PrefetchData().predict(Gpu(data_us=0).graph())
     with pytest.raises(NotApplicableError, match="workers must be 1 to 10,000, got 0"):
         PrefetchData(workers=0).predict(Gpu(loader=LOADER).graph())
-    with pytest.raises(NotApplicableError, match="by workers already"):
+    with pytest.raises(NotApplicableError, match="in this graph already"):
         PrefetchData().predict(PrefetchData().predict(Gpu().graph()))
 
 

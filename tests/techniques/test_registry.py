@@ -27,7 +27,7 @@ class HalfCopies(Technique):
     by: float = parameter(0.5, doc="factor")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        return scale(graph, select(graph, kind="copy"), self.by, technique=self.name)
+        return scale(graph, select(graph, kind="copy"), self.by)
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

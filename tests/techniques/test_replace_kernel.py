@@ -35,7 +35,7 @@ def test_fewer_tasks_may_do_the_work() -> None:
     ("text", "said"),
     [
         ("replace-kernel time_us=5", "choose tasks by"),
-        ("replace-kernel op=nothing time_us=5", "no task fits"),
+        ("replace-kernel op=nothing time_us=5", "no task fits op=nothing; the names"),
         ("replace-kernel op=aten::relu time_us=-1", "is no time"),
         ("replace-kernel op=aten::relu time_us=5 count=0", "leaves no task"),
     ],

@@ -81,6 +81,8 @@ def test_the_share_of_a_change_is_that_of_the_verified_rows() -> None:
     changed = [row for row in newest.values() if abs(row["predicted"] - 1) >= 0.03]
     shares = [abs(row["predicted"] - row["measured"]) / abs(row["predicted"] - 1) for row in changed]
     assert np.quantile(shares, 0.8) <= UNVERIFIED < 1.5 * np.quantile(shares, 0.8)
+    page = (Path(__file__).parents[2] / "docs" / "techniques.md").read_text()
+    assert f"at most {UNVERIFIED:.0%} of the change".replace("%", " %") in page
 
 
 def test_an_assumption_is_weighed_through_the_whole_chain() -> None:

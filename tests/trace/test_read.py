@@ -231,6 +231,9 @@ def test_times_are_exact_nanoseconds(tmp_path: Path) -> None:
     assert trace.ranks[0].base_ns == 1_702_839_461_731_622_250
 
 
+STEP = {"step": 0, "phase": "active", "wall_ns": 5, "cpu_ns": 4}
+
+
 def test_metadata_before_and_behind_the_events(tmp_path: Path) -> None:
     trace = read(
         write(
@@ -238,14 +241,14 @@ def test_metadata_before_and_behind_the_events(tmp_path: Path) -> None:
             training(),
             distributedInfo={"backend": "nccl", "rank": 2, "world_size": 4},
             deviceProperties=[{"id": 0, "name": "A"}, {"id": 1, "name": "B"}],
-            foretrace={"format": 1, "steps": [{"step": 0}]},
+            foretrace={"format": 1, "steps": [STEP]},
             baseTimeNanoseconds=5_000,
         )
     )
     (rank,) = trace.ranks
     assert (rank.rank, rank.world_size, rank.backend, rank.platform) == (2, 4, "nccl", "cuda")
     assert rank.devices == ("A", "B")
-    assert rank.recording["steps"] == [{"step": 0}]
+    assert rank.recording["steps"] == [STEP]
     assert rank.base_ns == 1_700_000_000_000_000_000 + 5_000
     assert rank.source.endswith("t.json.gz")
     assert {(lane.rank, lane.kind, lane.device, lane.stream, lane.label) for lane in trace.lanes} == {

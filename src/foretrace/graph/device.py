@@ -226,3 +226,18 @@ def without_work(host: HostSpans, device: DeviceTasks) -> tuple[Int64, Int64]:
     captured = np.searchsorted(begins, host.start[missing]) > np.searchsorted(ends, host.start[missing])
     late = host.start[missing] >= host.end[linked].max()
     return missing[captured], missing[late & ~captured]
+
+
+def share_without_work(host: HostSpans, device: DeviceTasks) -> float:
+    """Return the share of operators without work of the device, of those that have some in another call like theirs.
+
+    1 where nothing of the device is recorded.
+    """
+    if not len(device):
+        return 1.0
+    call = device.call[device.call >= 0]
+    launching = np.zeros(len(host.event), dtype=np.bool_)
+    launching[host.operator[call][host.operator[call] >= 0]] = True
+    like = host.name.astype(np.int64) * 2**31 + host.trace.shape[host.event]
+    alike = host.is_operator & np.isin(like, like[launching])
+    return 1.0 - float(launching.sum() / alike.sum()) if alike.any() else 0.0

@@ -14,7 +14,7 @@ from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EDGE_COLUMNS, Change, EdgeKind, TaskGraph, TaskKind
 
 
-def scale(graph: TaskGraph, mask: Mask, by: float | Float64, *, technique: str = "") -> TaskGraph:
+def scale(graph: TaskGraph, mask: Mask, by: float | Float64) -> TaskGraph:
     """Multiply the durations of the chosen tasks by one factor or by one each; below 0 is a GraphError."""
     factors = np.asarray(by, dtype=np.float64)
     if not np.all(np.isfinite(factors) & (factors >= 0)):
@@ -22,24 +22,19 @@ def scale(graph: TaskGraph, mask: Mask, by: float | Float64, *, technique: str =
     kind = np.unique(factors)
     how = f"by {kind[0]:.4g}" if len(kind) == 1 else f"by {kind.min(initial=1):.3g} to {kind.max(initial=1):.3g}"
     new = graph.dur[np.flatnonzero(mask)] * factors
-    return retime(graph, mask, new, what=f"scaled {{}} {how}", technique=technique)
+    return retime(graph, mask, new, what=f"scaled {{}} {how}")
 
 
 def retime(
-    graph: TaskGraph,
-    mask: Mask,
-    dur_ns: Float64 | Int64,
-    *,
-    what: str = "gave new durations to {}",
-    technique: str = "",
+    graph: TaskGraph, mask: Mask, dur_ns: Float64 | Int64, *, what: str = "gave new durations to {}"
 ) -> TaskGraph:
     """Give the chosen tasks new durations in ns, one per chosen task in row order."""
     dur = graph.dur.copy()
     dur[np.flatnonzero(mask)] = np.rint(dur_ns).astype(np.int64)
-    return graph.with_columns(dur=dur).noted(_change(technique, what.format(describe(graph, mask)), mask))
+    return graph.with_columns(dur=dur).noted(_change(what.format(describe(graph, mask)), mask))
 
 
-def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
+def remove(graph: TaskGraph, mask: Mask) -> TaskGraph:
     """Mark tasks as gone: no time, delay or gap of their own, but what came before still precedes what follows.
 
     A launch call goes with the last of the device tasks that it launched, and the return of a blocking call
@@ -82,7 +77,7 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     what = f"removed {describe(graph, mask & ~graph.gone)}"
     if extra:
         what += f" and {extra} launch{'es' if extra > 1 else ''}"
-    return result.noted(_change(technique, what, gone & ~graph.gone))
+    return result.noted(_change(what, gone & ~graph.gone))
 
 
 def _arrivals(graph: TaskGraph, mask: Mask) -> Mask:
@@ -177,5 +172,5 @@ def _noun(kind: TaskKind, count: int) -> str:
     return f"{plural} {rest}".rstrip()
 
 
-def _change(technique: str, what: str, mask: Mask) -> Change:
-    return Change(technique=technique, what=what, tasks=int(mask.sum()))
+def _change(what: str, mask: Mask) -> Change:
+    return Change(what=what, tasks=int(mask.sum()))

@@ -138,7 +138,9 @@ class HostSpans:
 
     @cached_property
     def phase(self) -> UInt8:
-        """Phase of the training step; host spans outside every known range count as forward."""
+        """Phase of the training step; host spans outside every known range count as forward, or as backward on a
+        thread of autograd's own.
+        """
         inherited = nearest(
             self.parent,
             np.select(
@@ -147,7 +149,8 @@ class HostSpans:
                 default=-1,
             ).astype(np.int64),
         )
-        phase = np.where(inherited < 0, int(Phase.FORWARD), inherited)
+        elsewhere = np.where(np.isin(self.lane, self._backward_lanes), int(Phase.BACKWARD), int(Phase.FORWARD))
+        phase = np.where(inherited < 0, elsewhere, inherited)
         # Under an autograd node, an operator with a sequence number of its own that is no autograd node records a
         # graph again: activation checkpointing runs the forward a second time.
         own_sequence = np.where(self.is_operator, self.trace.sequence[self.event], -1)
@@ -161,6 +164,16 @@ class HostSpans:
         )
         again = nearest(self.parent, self.rows(recomputed)) >= 0
         return np.where(again & (phase == Phase.BACKWARD), int(Phase.RECOMPUTE), phase).astype(np.uint8)
+
+    @cached_property
+    def _backward_lanes(self) -> Int32:
+        """Lanes of autograd's own threads: on them no operator outside its nodes notes itself for a backward pass.
+
+        What runs there between nodes is theirs: gradients that the engine or older AccumulateGrad adds up, buckets that
+        DistributedDataParallel copies back.
+        """
+        forward = self.is_operator & (self.autograd < 0) & (self.trace.sequence[self.event] >= 0)
+        return np.setdiff1d(self.autograd_lanes, self.lane[forward])
 
     @cached_property
     def autograd_lanes(self) -> Int32:

@@ -169,28 +169,18 @@ def edge_columns(graph: TaskGraph) -> dict[str, Array]:
     return {**{key: getattr(graph, key).copy() for key in EDGE_COLUMNS}, "dst": graph.dst}
 
 
-def insert(
-    graph: TaskGraph,
-    new: Sequence[HostTask | DeviceTask],
-    *,
-    usual: Typical | None = None,
-    technique: str = "",
-) -> TaskGraph:
+def insert(graph: TaskGraph, new: Sequence[HostTask | DeviceTask], *, usual: Typical | None = None) -> TaskGraph:
     """Put new tasks into the order of threads and streams; several after one row keep the order given.
 
     A synchronising call that waited for the device task before a new one waits for the new one if that is
     launched first. Events keep the task that they were recorded after. `usual` says what a launch costs, by
     default `typical(graph)`. Raises GraphError where an anchor is on no thread or no stream.
     """
-    return insert_at(graph, new, usual=usual, technique=technique)[0]
+    return insert_at(graph, new, usual=usual)[0]
 
 
 def insert_at(
-    graph: TaskGraph,
-    new: Sequence[HostTask | DeviceTask],
-    *,
-    usual: Typical | None = None,
-    technique: str = "",
+    graph: TaskGraph, new: Sequence[HostTask | DeviceTask], *, usual: Typical | None = None
 ) -> tuple[TaskGraph, Int64]:
     """Insert as `insert` does, and return also the new row number of every old task, then of every new one.
 
@@ -200,7 +190,7 @@ def insert_at(
         return graph, np.arange(len(graph))
     if usual is None and any(isinstance(task, DeviceTask) for task in new):
         usual = typical(graph)
-    return _Insertion(graph).put(new, usual, technique)
+    return _Insertion(graph).put(new, usual)
 
 
 _AS_LIKE = -2  # of a new row: what the row is that it is like
@@ -224,9 +214,7 @@ class _Insertion:
         self.chains: dict[tuple[EdgeKind, int], list[int]] = defaultdict(list)  # (order, anchor) -> new rows
         self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)  # anchor -> (host anchor, new row)
 
-    def put(
-        self, new: Sequence[HostTask | DeviceTask], usual: Typical | None, technique: str
-    ) -> tuple[TaskGraph, Int64]:
+    def put(self, new: Sequence[HostTask | DeviceTask], usual: Typical | None) -> tuple[TaskGraph, Int64]:
         on_device = self.graph.on_device
         for task in new:
             host = task.launched_after if isinstance(task, DeviceTask) else task.after
@@ -249,7 +237,7 @@ class _Insertion:
             self.added.columns(),
             names=self.names,
             old_edges=self.edges,
-            change=Change(technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks)),
+            change=Change(what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks)),
         )
 
     def _task(

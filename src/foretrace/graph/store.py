@@ -7,8 +7,9 @@ which version wrote the file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from foretrace.arrays import UInt8
 from foretrace.errors import GraphError
 from foretrace.files import write_bytes
-from foretrace.graph.facts import check_calibration, check_facts, check_shapes
 from foretrace.graph.sound import verify
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -28,6 +28,7 @@ from foretrace.graph.taskgraph import (
     TaskGraph,
 )
 from foretrace.reading import opened
+from foretrace.trace import facts
 
 FORMAT = 3
 MAGIC = b"foretrg\n"
@@ -54,6 +55,11 @@ class _Header(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
     assumptions: tuple[Assumption, ...]
     columns: tuple[_Column, ...]
+
+
+class _Calibration(TypedDict, total=False):
+    machine: dict[str, Any]
+    seconds: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e18)]]
 
 
 _TABLES = tuple(name for name in _Header.__struct_fields__ if name not in ("format", "columns"))
@@ -120,9 +126,17 @@ def load(path: str | Path) -> TaskGraph:
     if set(arrays) != set(_COLUMNS):
         raise GraphError(f"{source} lacks column {min(set(_COLUMNS) - set(arrays))}; build the graph again.")
     graph = TaskGraph(**arrays, **{name: getattr(header, name) for name in _TABLES})
-    check_facts(header.info.recording, str(source))
-    check_calibration(header.info.calibration, str(source))
-    check_shapes(header.shapes, str(source))
+    _, wrong = facts.sound(header.info.recording)
+    if wrong:
+        key, reason = next(iter(wrong.items()))
+        raise GraphError(f"what {source} says of {key} is damaged: {reason}; make {source} again.")
+    try:
+        msgspec.convert(header.info.calibration, _Calibration, strict=True)
+    except msgspec.ValidationError as error:
+        raise GraphError(
+            f"what {source} says of its operators' times is damaged: {error}; make {source} again."
+        ) from None
+    _check_shapes(header.shapes, source)
     try:
         return verify(graph)
     except GraphError as error:
@@ -139,3 +153,26 @@ def _format_of(text: bytes, source: Path) -> Any:
         return msgspec.json.decode(text, type=OnlyFormat).format
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
+
+
+def _check_shapes(shapes: Sequence[str], source: Path) -> None:
+    """Raise GraphError where the text of an operator's inputs is none: see `foretrace.trace.trace.Shapes`."""
+    for text in shapes:
+        try:
+            inputs = msgspec.json.decode(text, type=list[Any])
+            sound = len(inputs) in (3, 4) and all(isinstance(each, list) for each in inputs[:3])
+            sound = sound and (len(inputs) == 3 or isinstance(inputs[3], str))
+            sound = sound and all(isinstance(each, list) for each in inputs[0])
+            sound = sound and all(type(size) is int and size >= 0 for size in _flat(inputs[0]))
+        except (msgspec.DecodeError, RecursionError):
+            sound = False
+        if not sound:
+            raise GraphError(f"{source} is damaged: {text[:60]!r} are no inputs of an operator; make it again.")
+
+
+def _flat(sizes: list[Any]) -> Iterator[Any]:
+    for each in sizes:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each

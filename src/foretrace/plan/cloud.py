@@ -160,7 +160,7 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
     """Return the recorded step on one device of a kind: likely, at the fast end, at the slow end."""
     if measured_s is not None:
         by = measured_s / simulate(graph).step_time_s
-        same = scale(graph, ~graph.gone, by, technique="measured step")
+        same = scale(graph, ~graph.gone, by)
         return same, same, same
     recorded = recorded_on(graph)
     if not graph.on_device.any() or recorded is None:

@@ -93,24 +93,19 @@ def _structure(graph: TaskGraph) -> list[Finding]:
     backward = int(np.sum(graph.src >= dst))
     dangling = int(np.sum((graph.src < 0) | (graph.src >= n))) + int(graph.in_ptr[-1] != graph.edges)
     negative = int(np.sum(graph.dur < 0) + np.sum(graph.delay < 0))
-    unordered = 0
     ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)
     rows = np.lexsort((np.arange(n), graph.lane))
     same = (graph.lane[rows[1:]] == graph.lane[rows[:-1]]) & ordered[graph.lane[rows[1:]]]
     chained = np.zeros(n, dtype=np.bool_)
     chained[dst[graph.lane[graph.src] == graph.lane[dst]]] = True
     unordered = int(np.sum(same & ~chained[rows[1:]]))
-    return [
-        _finding("acyclic", backward, 0, f"{backward} edges point backwards in topological order"),
-        _finding("no dangling edge", dangling, 0, f"{dangling} edges point outside the graph"),
-        _finding("durations not negative", negative, 0, f"{negative} tasks have a negative duration or delay"),
-        _finding(
-            "lanes ordered",
-            unordered,
-            0,
-            f"{unordered} tasks have no edge from an earlier task of their lane",
-        ),
-    ]
+    faults = (
+        ("acyclic", backward, "edges point backwards in topological order"),
+        ("no dangling edge", dangling, "edges point outside the graph"),
+        ("durations not negative", negative, "tasks have a negative duration or delay"),
+        ("lanes ordered", unordered, "tasks have no edge from an earlier task of their lane"),
+    )
+    return [_finding(name, count, 0, f"{count} {what}") for name, count, what in faults]
 
 
 def _finding(name: str, value: float, limit: float, says: str, warn: float | None = None) -> Finding:

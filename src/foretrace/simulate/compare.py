@@ -8,9 +8,9 @@ another library or another device replaced still finds its counterpart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -83,35 +83,24 @@ def compare(before: Timeline, after: Timeline) -> Comparison:
     vocabulary: dict[str, int] = {}
     sides = (_Side(before, vocabulary), _Side(after, vocabulary))
     pairs, replaced = _match(*sides)
-    layers: dict[tuple[str, str], _Sums] = defaultdict(_Sums)
-    for which, side in enumerate(sides):
+    layers: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # sums by the field that they are for
+    for when, side in zip(("before", "after"), sides, strict=True):
         for row, label in enumerate(side.labels):
-            layers[label].busy[which] += int(side.dur[row])
-            layers[label].alone[which] += 1
+            layers[label][f"{when}_ns"] += int(side.dur[row])
+            layers[label][f"only_{when}"] += 1
         for label, time in side.on_critical_path():
-            layers[label].critical[which] += time
+            layers[label][f"critical_{when}_ns"] += time
     left, right = sides
     for a, b in pairs:
         one, other = layers[left.labels[a]], layers[right.labels[b]]
-        one.alone[0] -= 1
-        other.alone[1] -= 1
-        one.matched += 1
-        one.changed += abs(int(right.dur[b]) - int(left.dur[a])) > SAME * max(int(left.dur[a]), 1)
-        one.replaced += (a, b) in replaced
+        one["only_before"] -= 1
+        other["only_after"] -= 1
+        one["matched"] += 1
+        one["changed"] += abs(int(right.dur[b]) - int(left.dur[a])) > SAME * max(int(left.dur[a]), 1)
+        one["replaced"] += (a, b) in replaced
+    summed = [each.name for each in fields(LayerDifference) if each.name not in ("layer", "phase")]
     rows = [
-        LayerDifference(
-            layer=layer,
-            phase=phase,
-            before_ns=sums.busy[0],
-            after_ns=sums.busy[1],
-            critical_before_ns=sums.critical[0],
-            critical_after_ns=sums.critical[1],
-            matched=sums.matched,
-            changed=sums.changed,
-            replaced=sums.replaced,
-            only_before=sums.alone[0],
-            only_after=sums.alone[1],
-        )
+        LayerDifference(layer=layer, phase=phase, **{name: sums[name] for name in summed})
         for (layer, phase), sums in layers.items()
     ]
     rows.sort(
@@ -130,14 +119,6 @@ def compare(before: Timeline, after: Timeline) -> Comparison:
         matched_share=both / max(int(left.dur.sum() + right.dur.sum()), 1),
         note=said,
     )
-
-
-class _Sums:
-    """What is summed up for a layer, before and after."""
-
-    def __init__(self) -> None:
-        self.busy, self.critical, self.alone = [0, 0], [0, 0], [0, 0]
-        self.matched = self.changed = self.replaced = 0
 
 
 class _Side:

@@ -88,9 +88,7 @@ def assumed(graph: TaskGraph, low: TaskGraph, high: TaskGraph, source: str, why:
             return None
     moved = np.flatnonzero((low.dur != graph.dur) | (high.dur != graph.dur))
     own = graph.dur[moved]
-    if np.any(own == 0):
-        return None
-    if not len(moved):
+    if not len(moved) or np.any(own == 0):
         return None
     return doubted(graph, moved, source, low.dur[moved] / own, high.dur[moved] / own, why, recorded=True)
 

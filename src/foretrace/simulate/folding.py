@@ -386,7 +386,7 @@ class _Draws:
         parts = []
         for i in range(self._ranks + 1):
             width = copies if i < self._ranks else 1
-            first, how = noise.factors(self._total[i], np.random.default_rng([self._seed, sample, i]), 1)
+            first, _, how = noise.factors(self._total[i], np.random.default_rng([self._seed, sample, i]), 1)
             self.how = self.how or how
             more = np.random.default_rng([self._seed, sample, i, 1])
             others = noise.factors(self._total[i], more, width - 1)[0] if width > 1 else first[:, :0]

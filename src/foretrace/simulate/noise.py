@@ -3,8 +3,9 @@
 Computing on a device hardly varies from step to step, hosts and collectives do, so
 that noise is kept per class. A bootstrap over whole steps: in each of 32 variants of the graph every step i draws a
 donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i, c], S being the total duration of a
-class in a step. The variants are replayed side by side; the interval has the spread of their median steps, around the
-step time of the graph itself.
+class in a step. The variants are replayed side by side. Scaled steps are longer than the donors were, as waits that met
+no longer meet: by how much, their median steps are longer than those of the donors themselves says, and the interval
+goes back by it.
 
 One step says nothing about noise and two say little: the classes are then scaled by random factors with the spread
 that other recordings showed (`PRIOR_CV`), or that of the two steps where it is wider, and the interval says so. How far
@@ -81,9 +82,13 @@ Figure = Callable[[Any, Any], Float64]  # of the step before and the step after,
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draws:
-    """What noise makes of a graph: `medians_s` (variants), the median step of each; `steps_s` (steps), as replayed."""
+    """What noise makes of a graph: `medians_s` (variants), the median step of each; `steps_s` (steps), as replayed.
+
+    `donors_s` (variants) is the median of the replayed steps that a variant was made of.
+    """
 
     medians_s: Float64
+    donors_s: Float64
     steps_s: Float64
     ranks: tuple[int, ...]
     recorded: bool  # whether any of its durations was
@@ -96,7 +101,8 @@ class Draws:
 
     def interval(self, step_time_s: float, level: float) -> Interval:
         """Return interval around `step_time_s`, the median step of the graph's replay; it always contains it."""
-        below, above = _spread(self.medians_s, _apart(self.steps_s, level) if self.few else 0.0, level)
+        apart = _apart(self.steps_s, level) if self.few else 0.0
+        below, above = _spread(self.medians_s, self.donors_s, step_time_s, apart, level)
         return Interval(
             low_s=max(step_time_s - below, 0.0),
             high_s=step_time_s + above,
@@ -113,21 +119,21 @@ def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[
     ones, draws do not belong together, and every one before is held against every one after.
     """
     paired = len(before.steps_s) == len(after.steps_s) and before.ranks == after.ranks
-    b, a = before.medians_s, after.medians_s
-    drawn = figure(b, a) if paired else np.ravel(figure(b[:, None], a[None, :]))
+    pairs = ((before.medians_s, after.medians_s), (before.donors_s, after.donors_s))
+    drawn, donors = (figure(b, a) if paired else np.ravel(figure(b[:, None], a[None, :])) for b, a in pairs)
     b, a = before.steps_s, after.steps_s
-    apart = 0.0
+    apart, value = 0.0, float(figure(np.median(b, keepdims=True), np.median(a, keepdims=True))[0])
     if before.recorded or after.recorded:
         ways = [figure(b, a)] if paired else [figure(b, np.median(a)), figure(np.median(b), a)]
         apart = hypot(*(_apart(each, level) for each in ways))
-    return _spread(drawn, apart, level)
+    return _spread(drawn, donors, value, apart, level)
 
 
-def _spread(drawn: Float64, apart: float, level: float) -> tuple[float, float]:
+def _spread(drawn: Float64, donors: Float64, value: float, apart: float, level: float) -> tuple[float, float]:
     """Return how far a figure may lie below and above its value, by all variants and by what its steps are apart."""
-    low, middle, high = np.quantile(drawn, [(1 - level) / 2, 0.5, (1 + level) / 2]).tolist()
-    # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
-    return hypot(middle - low, apart), hypot(high - middle, apart)
+    drawn = drawn - np.median(drawn - donors)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return hypot(max(value - low, 0.0), apart), hypot(max(high - value, 0.0), apart)
 
 
 def _apart(each: Float64, level: float) -> float:
@@ -151,16 +157,21 @@ def draw(graph: TaskGraph, steps_s: Float64, *, seed: int = 0) -> Draws:
     group = np.where(inside, graph.step * n_classes + classes, -1).astype(np.int32)
     total = np.zeros(steps * n_classes)
     np.add.at(total, group[inside], effective(graph).dur[inside])
-    scale, source = factors(total.reshape(steps, n_classes), random, VARIANTS)
+    scale, donor, source = factors(total.reshape(steps, n_classes), random, VARIANTS)
     if not recorded.all() and not inside.any():
         source = ""  # nothing was recorded
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
-    return Draws(medians_s=medians, steps_s=steps_s, ranks=tuple(ranks), recorded=bool(inside.any()), source=source)
+    donors = np.median(steps_s[donor], axis=0)
+    return Draws(
+        medians_s=medians, donors_s=donors, steps_s=steps_s, ranks=tuple(ranks), recorded=bool(inside.any()),
+        source=source,
+    )  # fmt: skip
 
 
-def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple[Float64, str]:
-    """Return factors of the durations by (step, class) (steps · classes x variants), and how they are known.
+def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple[Float64, Int64, str]:
+    """Return factors of the durations by (step, class) (steps · classes x variants), the step that each step is made
+    like (steps x variants), and how they are known.
 
     `total` (steps x classes, of one rank or of several after each other) is how much time the classes take in the
     recorded steps. Two steps say how far a class is apart at least: the standard deviation of both over their mean.
@@ -168,7 +179,8 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
     steps, n_classes = total.shape
     if steps >= FEWEST_STEPS:
         how = f"noise between {steps} steps, by class of work ({variants} resampled replays)"
-        return _bootstrap(total, random, variants), how
+        donor = random.integers(0, steps, size=(steps, variants))
+        return _like(total, donor), donor, how
     ranks = n_classes // len(_CLASSES)
     used = [_CLASSES[c] for c in np.flatnonzero(total.sum(axis=0).reshape(ranks, -1).sum(axis=0))]
     spread = np.tile(list(PRIOR_CV.values()), ranks)
@@ -179,13 +191,13 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
     spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
     how = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
     how += ", and how far the two are apart" if steps == 2 else ""
-    return np.tile(np.maximum(drawn, 0.0), (steps, 1)), how
+    donor = np.repeat(np.arange(steps)[:, None], variants, axis=1)
+    return np.tile(np.maximum(drawn, 0.0), (steps, 1)), donor, how
 
 
-def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Float64:
-    """Return factors that give every step the class totals of a step drawn at random."""
-    steps, n_classes = total.shape
-    donor = random.integers(0, steps, size=(steps, variants))
+def _like(total: Float64, donor: Int64) -> Float64:
+    """Return factors that give every step the class totals of its donor."""
+    (steps, n_classes), variants = total.shape, donor.shape[1]
     own = np.repeat(total[:, :, None], variants, axis=2)
     theirs = total[donor].transpose(0, 2, 1)
     factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)

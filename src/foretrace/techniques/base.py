@@ -98,6 +98,7 @@ class Technique(ABC):
     not_applied: ClassVar[str] = ""  # why the real thing cannot be had by software, where it cannot
     # On the graph of several ranks: "all" is right on the whole, "each" on every rank alone, "" on one rank only.
     across: ClassVar[Across] = ""
+    repeats: ClassVar[bool] = False  # whether it changes something once more where it was applied before
 
     def __init_subclass__(cls) -> None:
         if "summary" in vars(cls) and not hasattr(cls, "name"):  # what several share has no summary
@@ -133,6 +134,8 @@ class Technique(ABC):
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
             changed = on_each_rank(graph, self.signed) if several and self.across == "each" else self.signed(graph)
+            if not self.repeats and any(change.technique == self.name for change in graph.changes):
+                raise self.refuse("it is in this graph already; give it once.")
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
         except OverflowError as error:
             raise self.refuse("its numbers lead beyond the times that a graph can hold; give smaller ones.") from error

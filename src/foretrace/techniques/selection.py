@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from foretrace.techniques.base import Technique, parameter
 class _Selection(Technique):
     """Parameters that choose tasks; every one given must hold."""
 
-    across = "all"
+    across, repeats = "all", True
 
     named: str | None = parameter(
         None, key="name", doc="pattern over the task's name: * and ? are wildcards, | separates alternatives"
@@ -34,23 +35,17 @@ class _Selection(Technique):
 
     def chosen(self, graph: TaskGraph) -> Mask:
         """Return the tasks that the parameters choose; refuses where there are none."""
-        if all(getattr(self, each.name) is None for each in fields(_Selection)):
-            raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase=, step= or rank=.")
+        known = {each.name: each.field for each in _Selection.parameters()}
+        asked = {name: value for name, field in known.items() if (value := getattr(self, field)) is not None}
+        if not asked:
+            raise self.refuse(f"choose tasks by {', '.join(f'{name}=' for name in known)}.")
         if self.on_rank is not None and self.on_rank not in (there := graph.ranks):
             raise self.refuse(f"rank={self.on_rank} is not in this graph, which holds {_numbers(there)}.")
-        mask = select(
-            graph,
-            name=_alternatives(self.named),
-            op=_alternatives(self.op),
-            layer=_alternatives(self.layer),
-            lane=_alternatives(self.lane),
-            kind=_alternatives(self.kind),
-            phase=_alternatives(self.phase),
-            step=self.step,
-            rank=self.on_rank,
-        )
+        each_of = {name: value.split("|") if isinstance(value, str) else value for name, value in asked.items()}
+        mask = select(graph, **each_of)
         if not mask.any():
-            raise self.refuse(f"no task fits {str(self).partition(' ')[2]}; {_common(graph)}.")
+            words = shlex.join(f"{name}={value}" for name, value in asked.items())
+            raise self.refuse(f"no task fits {words}; {_common(graph)}.")
         return mask
 
 
@@ -85,10 +80,6 @@ class Remove(_Selection):
         if nothing or not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
             raise self.refuse(f"no work of a step would be left by {str(self).partition(' ')[2]}; choose fewer tasks.")
         return changed
-
-
-def _alternatives(value: str | None) -> list[str] | None:
-    return None if value is None else value.split("|")
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:

@@ -1,20 +1,22 @@
-"""What foretrace's recorder stored beside the events, checked once where it enters: later rooms take it as it is.
+"""What a recording says about itself, beside its events: the form of each fact, checked in one place.
 
-`foretrace.trace.recorder` lists the keys. A key whose value is not of the form that the recorder writes is left out
-with a note, and keys that are not listed here pass as they are.
+Facts come from files (a recorder's metadata, a stored graph), so they may be anything. What is read of them later may
+rely on the forms below; keys that are not listed pass as they are. `foretrace.trace.recorder` explains them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=86_400 * 10**9)]  # a step of a day is no step
 _Root = Annotated[int, msgspec.Meta(ge=-1)]  # which of several models; -1 is none of them
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Threads = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
 
 class _Spent(TypedDict, total=False):
@@ -25,27 +27,20 @@ class _Spent(TypedDict, total=False):
     device_ns: _Time
 
 
-class _Step(_Spent, total=False):
-    step: int
+class _Step(TypedDict):
+    step: NotRequired[int]
     phase: str
-    batches: _Count | None
-    loader_wall_ns: _Count | None
-    loader_cpu_ns: _Count | None
-    loader_queued_ns: _Count | None
+    wall_ns: _Time
+    cpu_ns: _Time
+    page_faults: NotRequired[_Count]
+    preemptions: NotRequired[_Count]
+    batches: NotRequired[_Count]
+    loader_wall_ns: NotRequired[_Count]
+    loader_cpu_ns: NotRequired[_Count]
+    loader_queued_ns: NotRequired[_Count]
 
 
-class _Overhead(TypedDict, total=False):
-    unprofiled: _Spent | None
-    profiled: _Spent | None
-    untouched: _Spent | None
-
-
-class _Threads(TypedDict, total=False):
-    intra_op: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None
-    inter_op: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None
-
-
-class MachineFacts(TypedDict, total=False):
+class _Machine(TypedDict, total=False):
     cpu: str | None
     cores: _Count | None
     affinity: list[int] | None
@@ -54,14 +49,14 @@ class MachineFacts(TypedDict, total=False):
     memory_available_bytes: _Count | None
     system: str | None
     architecture: str | None
-    libc: str | None  # fmt: skip
+    libc: str | None
 
 
 class _Options(TypedDict, total=False):
     samples: _Count | None
 
 
-class _Tensors(TypedDict, total=False):
+class _Tensors(TypedDict):
     count: _Count
     elements: _Count
 
@@ -70,27 +65,22 @@ _Optimizer = TypedDict(
     "_Optimizer",
     {
         "class": str, "module": str, "settings": dict[str, Any], "groups": _Count, "tensors": dict[str, _Tensors],
-        "with_gradient": _Count | None, "steps": _Count | None, "state_bytes": _Count | None,
+        "with_gradient": _Count, "steps": _Count, "state_bytes": _Count,
     },
     total=False,
 )  # fmt: skip
-_Module = TypedDict(
-    "_Module",
-    {"root": _Root, "name": str, "class": str, "parameters": _Count},
-    total=False,
-)
+_Module = TypedDict("_Module", {"root": _Root, "name": str, "class": str, "parameters": _Count})
 
 
-class _Parameter(TypedDict, total=False):
-    root: _Root
+class _Parameter(TypedDict):
     name: str
     shape: list[_Count]
     dtype: str
     numel: _Count
-    device: str
     trained: bool
-    optimizer: int | None
-    group: int | None
+    optimizer: int
+    root: NotRequired[_Root]
+    group: NotRequired[int]
 
 
 class _Workers(TypedDict, total=False):
@@ -101,22 +91,16 @@ class _Workers(TypedDict, total=False):
 
 
 class _Loader(TypedDict, total=False):
-    dataset: str | None
-    num_workers: _Count | None
+    dataset: str
+    num_workers: _Count
     batch_size: _Count | None
     prefetch_factor: _Count | None
-    persistent_workers: bool | None
-    pin_memory: bool | None
+    persistent_workers: bool
+    pin_memory: bool
     start_method: str | None
-    read_by_step_thread: bool | None
-    batches: _Count | None
-    workers: _Workers | None
-
-
-class _Memory(TypedDict, total=False):
-    peak_rss_bytes: _Count | None
-    peak_allocated_bytes: _Count | None
-    peak_reserved_bytes: _Count | None
+    read_by_step_thread: bool
+    batches: _Count
+    workers: _Workers
 
 
 class _Device(TypedDict, total=False):
@@ -125,12 +109,19 @@ class _Device(TypedDict, total=False):
     count: _Count | None
 
 
+class _Together(TypedDict):
+    workers: Annotated[int, msgspec.Meta(ge=2)]
+    steps: _Count
+    late_ms: tuple[_Number, _Number, _Number]
+    resumed_ms: NotRequired[tuple[_Number, _Number, _Number]]
+
+
 _FORMS: dict[str, Any] = {
     "steps": list[_Step] | None,
     "whole_steps": list[_Count] | None,
-    "overhead": _Overhead | None,
-    "threads": _Threads | None,
-    "machine": MachineFacts | None,
+    "overhead": dict[str, _Spent | None] | None,
+    "threads": dict[str, _Threads | None] | None,
+    "machine": _Machine | None,
     "environment": dict[str, str] | None,
     "device": _Device | None,
     "options": _Options | None,
@@ -140,11 +131,12 @@ _FORMS: dict[str, Any] = {
     "parameters": list[_Parameter] | None,
     "gradient_order": list[tuple[_Index, _Count]] | None,
     "buffer_bytes": _Count | None,
-    "micro_batches": Annotated[int, msgspec.Meta(ge=1, le=2**31)],
+    "micro_batches": Annotated[int, msgspec.Meta(ge=1, le=1 << 30)],
     "loaders": list[_Loader] | None,
-    "memory": _Memory | None,
+    "memory": dict[str, _Count | None] | None,
     "peaks": dict[str, Any] | None,
     "distributed": dict[str, Any] | None,
+    "together": _Together | None,
     "python": str | None,
     "torch": str | None,
     "allocator": str | None,
@@ -154,23 +146,19 @@ _FORMS: dict[str, Any] = {
 _PLACES = (("module_calls", "modules"), ("gradient_order", "parameters"))
 
 
-def sound(told: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts that are as the recorder writes them, and the keys of those that are not."""
-    facts, wrong = dict(told), []
-    for key, form in _FORMS.items():
-        if key not in facts:
-            continue
+def sound(told: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the facts that have their form, and what is wrong with each of the others; None tells nothing."""
+    facts, wrong = dict(told), dict[str, str]()
+    for key in [each for each in _FORMS if each in told]:
         try:
-            msgspec.convert(facts[key], form)
-        except (msgspec.ValidationError, RecursionError):
-            wrong.append(key)
+            msgspec.convert(facts[key], _FORMS[key])
+        except (msgspec.ValidationError, RecursionError) as error:
+            wrong[key] = str(error)
+        if key in wrong or facts[key] is None:
             del facts[key]
-        else:
-            if facts[key] is None and type(None) in getattr(form, "__args__", ()):
-                del facts[key]
     for places, things in _PLACES:
         numbers = [each[0] if isinstance(each, list | tuple) else each for each in facts.get(places, ())]
         if numbers and max(numbers) >= len(facts.get(things, ())):
-            wrong.append(places)
+            wrong[places] = f"{max(numbers)} is no place among its {things}"
             del facts[places]
     return facts, wrong

@@ -132,6 +132,12 @@ class Trace:
         return len(self.start)
 
     @property
+    def cut_short(self) -> bool:
+        """Whether the end of a rank's file was lost (`--salvage`)."""
+        lost = {each.where for each in self.dropped if each.reason.startswith(("file ends", "file is broken"))}
+        return any(rank.source in lost for rank in self.ranks)
+
+    @property
     def nbytes_held(self) -> int:
         """Bytes of the columns (without the interned tables)."""
         return sum(getattr(self, c).nbytes for c in COLUMNS)

@@ -22,6 +22,7 @@ from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute import batching
 from foretrace.techniques.compute.classes import WorkClass, operator_class
+from foretrace.trace.trace import LaneKind
 from foretrace.training.batches import resized
 from foretrace.training.training import Training
 
@@ -35,6 +36,7 @@ _WRAPPER = 3.0  # a call that takes so much longer alone than its own time hands
 class OnSamples(Technique):
     """Techniques that let calls work on another number of samples: what the new times rest on."""
 
+    repeats = True
     measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
     conv_fixed: float | None = derived(unit="share", doc="share of a convolution that does not depend on the batch")
     recurrent_fixed: float | None = derived(unit="share", doc="share of a recurrent layer that depends on no batch")
@@ -140,6 +142,13 @@ class BatchSize(OnSamples):
             raise self.refuse(f"recorded must be 1 or more, got {self.recorded}; it is samples per step as recorded.")
 
 
+def _loading(graph: TaskGraph) -> Mask:
+    """Return tasks that prepare samples: where workers were predicted theirs alone, as taking a batch over does not."""
+    loading = (graph.kind == TaskKind.DATA) & ~graph.gone
+    by_workers = loading & (graph.lane_kinds[graph.lane] == LaneKind.MODEL)
+    return by_workers if by_workers.any() else loading
+
+
 def sample_twins(graph: TaskGraph, resize: batching.Resize) -> Twins:
     """Return operators of forward and backward that count samples, beside the same calls on the other batch."""
     return Twins.of(graph, _operators(graph), resize.twin)
@@ -180,7 +189,7 @@ class Rescaling:
             ratio=ratio,
             operators=classes,
             kernels=kernels,
-            loading=(graph.kind == TaskKind.DATA) & ~graph.gone,
+            loading=_loading(graph),
         )
 
     @property

@@ -37,8 +37,8 @@ from foretrace.training.training import Training
 
 # Memory-bound operators that the compiler does not merge into others' loops.
 _APART = ("aten::*embedding*", "aten::*index*", "aten::*scatter*", "aten::*gather*", "aten::*pool*",
-          "aten::*bernoulli*", "aten::*sort*", "aten::*topk*", "aten::*rnn*", "aten::*lstm*",
-          "aten::*gru*", "aten::nll_loss*")  # fmt: skip
+          "aten::*bernoulli*", "aten::*sort*", "aten::*topk*", "aten::*unique*", "aten::nonzero*", "aten::*rnn*",
+          "aten::*lstm*", "aten::*gru*", "aten::nll_loss*")  # fmt: skip
 _CALL = "compiled call"
 _VIEWS = tuple(f"aten::{name}" for name in ("view", "reshape", "transpose", "permute", "t", "expand", "unsqueeze",
                "squeeze", "select", "slice", "split", "chunk", "unbind", "flatten", "as_strided", "detach", "to",
@@ -123,7 +123,9 @@ class Compiled(Technique):
             return self._as_timed(graph, values["code"])
         matrix = work & np.isin(classes, MATRIX)
         dispatch = _dispatch(graph, body)
-        apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
+        # Kernels of other libraries (fbgemm, torchvision) are called as they are.
+        foreign = graph.on_device & ~select(graph, op="aten::*")
+        apart = (select(graph, name=_APART) | select(graph, op=_APART) | foreign) & ~dispatch
         merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch
         dur = graph.dur.astype(np.float64)
         convolutions = matrix & (classes == WorkClass.CONV)
@@ -238,12 +240,16 @@ def compiler() -> str | None:
 
 
 def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
-    """Return host tasks around the work: the interpreter, autograd's nodes, views, operators that hand on to others."""
+    """Return host tasks around the work: the interpreter, autograd's nodes, views, operators that hand on to others.
+
+    Operators of other libraries do work of their own.
+    """
     python = np.isin(graph.kind, (TaskKind.PYTHON, TaskKind.CPU))
     operator = graph.kind == TaskKind.OPERATOR
     aten = select(graph, name="aten::*")
-    accumulate = select(graph, name=("*AccumulateGrad*", "c10d::*"))
-    return np.asarray(body & ~accumulate & (python | (operator & (~aten | select(graph, name=_VIEWS)))))
+    nodes = select(graph, name=("autograd::*", "torch::autograd::*"))
+    works = select(graph, name="*AccumulateGrad*") | (select(graph, name="*::*") & ~aten & ~nodes)
+    return np.asarray(body & ~works & (python | (operator & (~aten | select(graph, name=_VIEWS)))))
 
 
 def _numbers(graph: TaskGraph, rows: Mask) -> Float64:

@@ -1,9 +1,9 @@
 """`cuda-graphs`: a step captured once and then launched as a whole; the host work between its launches is
 gone.
 
-The captured region of a step reaches from the first to the last launch of the chosen phases, inputs copied
-before. Its device tasks keep their order and their waits for each other, follow each other more closely, and
-start from one call, which hands them over one after the other.
+Every stretch of a step in which no other than the chosen phases launch is captured as one graph, inputs copied before:
+gradients may be set to zero far from the step of the optimizer. Its device tasks keep their order and their waits for
+each other, follow each other more closely, and start from one call, which hands them over one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.arrays import Int64, Mask
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import edge_columns, extend, typical
-from foretrace.graph.select import select
+from foretrace.graph.select import phases, select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import holes
@@ -81,12 +81,12 @@ class CudaGraphs(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not graph.on_device.any():
             raise self.refuse("the recording has no device work to launch.")
-        launches = _launches(graph, select(graph, phase=self._phases()))
-        if not launches.any():
+        launches = _launches(graph)
+        if not (launches & select(graph, phase=self._phases())).any():
             raise self.refuse(f"no kernel is launched in {self.phases}.")
         known = _Known.of(graph)
-        found = (self._region(graph, known, launches, step) for step in range(graph.n_steps))
-        regions = [each for each in found if each is not None]
+        stretches = (each for step in range(graph.n_steps) for each in self._stretches(graph, launches, step))
+        regions = [each for calls in stretches if (each := self._region(graph, known, calls)) is not None]
         if not regions:
             raise self.refuse("no whole step was recorded.")
         return self._launch_graphs(graph, regions)
@@ -103,13 +103,19 @@ class CudaGraphs(Technique):
         )
 
     def _phases(self) -> list[str]:
-        return [word.strip() for word in self.phases.split(",") if word.strip()]
+        words = [word.strip().lower() for word in self.phases.split(",") if word.strip()]
+        return [*words, "recompute"] if "backward" in words else words
 
-    def _region(self, graph: TaskGraph, known: _Known, launches: Mask, step: int) -> _Region | None:
-        """Return what a graph of one step holds; refuses where the host must wait or copy in the middle."""
+    def _stretches(self, graph: TaskGraph, launches: Mask, step: int) -> list[Int64]:
+        """Return launching calls of a step by stretch; a single one gains nothing as a graph."""
         calls = np.flatnonzero(launches & (graph.step == step))
-        if not len(calls):
-            return None
+        mine = np.isin(graph.phase[calls], [*phases(self._phases()), Phase.NONE])
+        others = np.cumsum(~mine)[mine]
+        return [each for each in np.split(calls[mine], np.flatnonzero(np.diff(others)) + 1) if len(each) > 1]
+
+    def _region(self, graph: TaskGraph, known: _Known, calls: Int64) -> _Region | None:
+        """Return what the graph of a stretch holds; refuses where the host must wait or copy in the middle."""
+        step = int(graph.step[calls[0]])
         number = graph.info.steps[step] if step < len(graph.info.steps) else step
         inputs = calls[known.copies_in[calls]]
         if len(inputs):
@@ -134,7 +140,7 @@ class CudaGraphs(Technique):
         device = known.launched[np.isin(known.launch, calls)]
         if len(device) > 1.5 * len(calls):
             raise self.refuse(f"step {number} launches its kernels by graphs already.")
-        return _Region(step=step, first=int(calls[0]), host=rows[inside], device=device)
+        return _Region(first=int(calls[0]), host=rows[inside], device=device)
 
     def _launch_graphs(self, graph: TaskGraph, regions: list[_Region]) -> TaskGraph:
         """Put one launch in the place of each region's first, take its host work out and tie its tasks to it."""
@@ -151,7 +157,7 @@ class CudaGraphs(Technique):
         src, dst, kind = edges["src"], edges["dst"], edges["edge_kind"]
         captured = np.full(len(graph), -1, dtype=np.int64)
         for region in regions:
-            captured[region.device] = region.step
+            captured[region.device] = region.first
         along = (kind == EdgeKind.STREAM) & (captured[src] >= 0) & (captured[src] == captured[dst])
         for column in (edges["lag"], edges["typical"]):
             column[along] = np.minimum(column[along], round(gap))
@@ -180,7 +186,7 @@ class CudaGraphs(Technique):
             names=["hipGraphLaunch" if graph.info.platform == "rocm" else "cudaGraphLaunch"],
             old_edges={key: column[(kind != EdgeKind.LAUNCH) | (captured[dst] < 0)] for key, column in edges.items()},
             change=Change(
-                what=f"launched {sum(counts)} device tasks of {len(regions)} steps by one graph launch each",
+                what=f"launched {sum(counts)} device tasks by {len(regions)} graph launch{'es' * (len(regions) > 1)}",
                 tasks=sum(counts) + len(regions),
             ),
         )
@@ -218,16 +224,15 @@ class _Known:
 class _Region:
     """What one graph holds: the first launch, the host tasks that go, the device tasks in order of their launch."""
 
-    step: int
     first: int
     host: Int64
     device: Int64
 
 
-def _launches(graph: TaskGraph, mask: Mask) -> Mask:
-    """Return calls in `mask` that launch device tasks."""
+def _launches(graph: TaskGraph) -> Mask:
+    """Return calls that launch device tasks."""
     calls = graph.mask(graph.src[(graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]])
-    return np.asarray(calls & mask & (graph.kind == TaskKind.CALL))
+    return np.asarray(calls & (graph.kind == TaskKind.CALL))
 
 
 def _where(graph: TaskGraph, row: int) -> str:

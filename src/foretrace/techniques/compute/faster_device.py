@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.cost.devices.defaults import standard
 from foretrace.cost.devices.learned.gpu_products import kept
@@ -32,7 +33,7 @@ class FasterDevice(Technique):
     unless `copy` says otherwise; launch latencies and gaps stay as recorded.
     """
 
-    across = "each"
+    across, repeats = "each", True
     summary = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
     source = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
     not_applied = "software does not exchange the device; run the same job there and compare."
@@ -44,6 +45,7 @@ class FasterDevice(Technique):
     memory: float | None = parameter(None, doc="the same for all other kernels (memory bandwidth)", unit="×")
     copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×")
     products: float | None = derived(doc="with device=, time of products relative to the predicted one")
+    unsized: float | None = derived(doc="the same of products whose sizes the recording does not tell")
     kernels: float | None = derived(doc="with device=, time of all other kernels relative to the predicted one")
     attention: float | None = derived(doc="the same of fused attention, where the devices' vendors differ")
     convolutions: float | None = derived(doc="the same of convolutions, where the vendors differ")
@@ -85,11 +87,19 @@ class FasterDevice(Technique):
                 low, high = step_range(field, source, target)
                 why = _ON_DESIGN if isinstance(target, AcceleratorDevice) else _APART.get(field, _WHY)
                 found[field] = Prior(1.0, low, high, why=why)
+        there = self._there(graph, source, target)
+        rows = _fields(there, source, target) == "unsized"
+        if rows.any() and self._stated("unsized") is None:
+            low, high = step_range("products", source, target)
+            recorded = graph.dur[there.rows][rows] / 1e9
+            streamed = recorded * source.memory_gb_s / target.memory_gb_s / there.seconds[rows]
+            ends = low * min(float(streamed.min()), 1.0), high * max(float(streamed.max()), 1.0)
+            found["unsized"] = Prior(1.0, *ends, why="sizes are not recorded: peak rates bound them, or bandwidth")
         return found
 
     def _stated(self, field: str) -> float | None:
         """Return what the user said of the kernels of a field."""
-        given = self.compute if field in ("products", "attention", "convolutions") else self.memory
+        given = self.compute if field in ("products", "unsized", "attention", "convolutions") else self.memory
         return given if given is not None else self.ratio
 
     def _by_ratio(self, graph: TaskGraph) -> TaskGraph:
@@ -116,14 +126,11 @@ class FasterDevice(Technique):
 
     def _on_device(self, graph: TaskGraph) -> TaskGraph:
         source, target = self._devices(graph)
-        try:
-            found = _elsewhere(graph, source, target)
-        except ForetraceError as error:
-            raise self.refuse(str(error)) from None
+        found = self._there(graph, source, target)
         values = self.values(graph)
         recorded = graph.dur[found.rows] / 1e9
         seconds = found.seconds.copy()
-        fields = np.array([field_of(sort, source, target) for sort in Sort], dtype=object)[found.kind]
+        fields = _fields(found, source, target)
         for field in sorted(set(fields.tolist())):
             rows, stated = fields == field, self._stated(field)
             if stated is not None:
@@ -138,6 +145,17 @@ class FasterDevice(Technique):
         if self.copy != 1 and copies.any():
             changed = edit.scale(changed, copies, 1 / self.copy)
         return changed
+
+    def _there(self, graph: TaskGraph, source: Device, target: Device) -> Elsewhere:
+        """Return the kernels of a graph on the other device; refuses what the catalog lacks."""
+        known = _FOUND.setdefault(graph, {})
+        key = (source.short, target.short, kept())
+        if key not in known:
+            try:
+                known[key] = elsewhere(graph, source, target, _models())
+            except ForetraceError as error:
+                raise self.refuse(str(error)) from None
+        return known[key]
 
     def _devices(self, graph: TaskGraph) -> tuple[Device, Device]:
         """Return (recorded, asked for)."""
@@ -171,12 +189,11 @@ _APART = {
 _FOUND: WeakKeyDictionary[TaskGraph, dict[Any, Elsewhere]] = WeakKeyDictionary()
 
 
-def _elsewhere(graph: TaskGraph, source: Device, target: Device) -> Elsewhere:
-    known = _FOUND.setdefault(graph, {})
-    key = (source.short, target.short, kept())
-    if key not in known:
-        known[key] = elsewhere(graph, source, target, _models())
-    return known[key]
+def _fields(found: Elsewhere, source: Device, target: Device) -> npt.NDArray[np.object_]:
+    """Return the parameter that each kernel falls into."""
+    fields = np.array([field_of(sort, source, target) for sort in Sort], dtype=object)[found.kind]
+    fields[found.unsized & (fields == "products")] = "unsized"
+    return fields
 
 
 def _models() -> tuple[CostModel, ...]:

@@ -70,6 +70,7 @@ class Elsewhere:
     calls: Calls  # what each chosen row does
     shares: dict[str, float]  # which model said so, by share of the recorded time
     guessed: float  # share of the recorded time of products whose sizes the recording does not tell
+    unsized: Mask  # these products: one per chosen row
     unaligned: float  # share of products whose rows tensor cores of NVIDIA cannot load at once
 
     @property
@@ -147,13 +148,15 @@ def elsewhere(
     if isinstance(target, AcceleratorDevice):
         shares["designed"] = float(seconds[told].sum()) / total
     shares["scaled"] = 1.0 - sum(shares.values())
+    unsized = product & ~known
     return Elsewhere(
         rows=mask,
         seconds=found,
         shares={name: share for name, share in shares.items() if share > 1e-9},
         kind=_kinds(graph, rows, calls, wide),
         calls=calls,
-        guessed=float(seconds[product & ~known].sum()) / total,
+        guessed=float(seconds[unsized].sum()) / total,
+        unsized=unsized,
         unaligned=float(seconds[known & unaligned(calls)].sum()) / total,
     )
 

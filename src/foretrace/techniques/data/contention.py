@@ -39,7 +39,7 @@ class Contention(Technique):
     summary = "transfers at the same time share links fairly, communication slows kernels"
     source = "Bertsekas & Gallager, Data Networks (2nd ed.), 6.5.2, max-min fairness; Proteus (2023), overlap factor"
     not_applied = "sharing links is what a cluster does by itself; run the job there, no program can put it in."
-    across = "all"
+    across, repeats = "all", True
 
     network: str = parameter(
         "", doc="file of the cluster, or a link (1gbit/50us); by default that of the messages in the graph"

@@ -188,8 +188,6 @@ class PrefetchData(Technique):
         lanes = find_fetches(graph)
         if not lanes:
             raise self.refuse("the recording shows no data loading (no enumerate(DataLoader) ranges).")
-        if select(graph, name=WORKER).any():
-            raise self.refuse("batches are prepared by workers already; give one prefetch-data with more workers=.")
         for at in range(len(lanes)):
             graph = self._hide(graph, find_fetches(graph)[at])
         return self._pin(graph) if self.pinned else graph

@@ -32,8 +32,6 @@ class Priority(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         plan = plan_of(graph, self)
-        if plan.prioritised:
-            raise self.refuse("messages go by priority already.")
         share = self.values(graph).get("update", 1.0)
         if not 0 <= share <= 1:
             raise self.refuse(f"update={share} is no share; give a number from 0 to 1.")

@@ -92,8 +92,6 @@ class ActivationOffload(Technique):
         times, hook_s = step_times(self, graph, chosen, "disk" if disk else "host", ("write_gb_s", "read_gb_s"))
         if disk:
             changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
-        elif all(each.use < 0 for each in chosen):
-            raise self.refuse("the recording shows no backward pass that needs the activations.")
         else:
             changed = insert_copies(graph, savings, times, hook_s, self.prefetch)
         where = "written to a file" if disk else "copied to the host"

@@ -32,7 +32,7 @@ _NODE = "autograd::engine::evaluate_function: "
 class ActivationRecomputation(Technique):
     """Checkpoint blocks of the model: less activation memory for more time."""
 
-    across = "each"
+    across, repeats = "each", True  # of other blocks
     summary = "blocks run forward once more in backward instead of keeping their activations"
     source = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
     effort = "a wrapper around the blocks"

@@ -4,7 +4,7 @@ offloading.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -57,15 +57,18 @@ def hook_tasks(savings: Savings, hook_s: float, kind: TaskKind = TaskKind.CPU) -
 def step_times(
     technique: Technique,
     graph: TaskGraph,
-    chosen: Iterable[Saved],
+    chosen: Collection[Saved],
     codec: str,
     rates: tuple[str, str],
     moved: float = 1.0,
 ) -> tuple[dict[Saved, tuple[float, float]], float]:
     """Return seconds of storing and of restoring each in a step, and of the hooks per saved variable.
 
-    As measured, unless the user says otherwise: then `moved` bytes per byte at the technique's two `rates`.
+    As measured, unless the user says otherwise: then `moved` bytes per byte at the technique's two `rates`. Refuses a
+    recording that needs none of them: without a backward pass autograd saves nothing.
     """
+    if all(each.use < 0 for each in chosen):
+        raise technique.refuse("the recording shows no backward pass that needs the activations.")
     values, hook_s, times = technique.values(graph), hook_time_s(graph), keeping_times(graph, codec, chosen)
     if hook_s is None or _stated(technique, "hook_us"):
         hook_s = 1e-6 * values["hook_us"]
