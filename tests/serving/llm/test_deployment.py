@@ -100,6 +100,14 @@ def test_what_cannot_be(change: dict[str, Any], said: str) -> None:
         step_times("llama-3-8b", "h100", **change)
 
 
+def test_heads_of_keys_that_devices_cannot_share_evenly_are_refused() -> None:
+    """As engines do: 48 heads can be shared by 6 and 12 devices, and their 8 heads of keys cannot."""
+    for tp in (6, 12):
+        with pytest.raises(ForetraceError, match="`tp=` must divide the 8 heads of keys of mixtral-8x22b"):
+            step_times("mixtral-8x22b", "h100", tp=tp)
+    assert step_times("mixtral-8x22b", "h100", tp=16).kv_bytes_per_token == 2 * 2 * 56 * 128
+
+
 def test_a_model_that_nobody_knows() -> None:
     with pytest.raises(ForetraceError, match="did you mean"):
         step_times("deepseek-v33", "h100")

@@ -8,7 +8,7 @@ of the fit, or operators come from another engine or shape.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ def checked(model: ServedModel, layout: Layout) -> None:
     everyone, experts = layout.stage_devices, model.experts
     for name, good, wanted in (
         ("tp", model.heads % layout.tp == 0, f"divide the {model.heads} heads of {model.name}"),
+        ("tp", model.latent or not model.kv_heads % layout.tp or not layout.tp % model.kv_heads,
+         f"divide the {model.kv_heads} heads of keys of {model.name}, or be a multiple of them"),
         ("pp", layout.pp <= model.layers, f"be at most the {model.layers} layers of {model.name}"),
         ("ep", layout.ep == 1 or experts, f"be 1, since {model.name} has no experts to divide"),
         ("ep", everyone % layout.ep == 0 and (experts % layout.ep == 0),
@@ -113,7 +115,7 @@ def step_times(
         whys += dict.fromkeys(parts.left)
     found = StepTimes(
         table=TimeTable(**grids, low=law.low / wide, high=law.high * wide), model=model.name, device=device.short,
-        devices=layout.devices, stages=pp, request_s=parts.request_s,
+        devices=layout.devices, stages=pp, server=_server(parts, law.engine or engine), request_s=parts.request_s,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
         **memory(parts),  # type: ignore[arg-type]  # floats by name
@@ -123,6 +125,13 @@ def step_times(
         transfer_bytes_per_s=(device.network_gb_s or 12.5) * 1e9, whys=tuple(whys),
     )  # fmt: skip
     return found if calibration is None else read_calibration(calibration).applied(found)
+
+
+def _server(of: LawTimes, engine: str) -> str:
+    """Return text such as "llama-3-8b on H100-SXM5-80GB (tp=2, bf16, vllm)"."""
+    divided = [f"{name}={value}" for name, value in asdict(of.layout).items() if value > 1]
+    measured = ["measured operators"] if isinstance(of, MeasuredTimes) else []
+    return f"{of.model.name} on {of.device.short} ({', '.join([*divided, of.kept.name, engine, *measured])})"
 
 
 def beside(layout: Mapping[str, Any], draft: ServedModel) -> dict[str, Any]:
