@@ -32,7 +32,7 @@ def simulate(
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
     requests: str = option(
         "poisson qps=2", '"KIND KEY=VALUE ..."|FILE',
-        "poisson, gamma, constant (qps=), closed (concurrency=) or burst, with prompt= and output=; or a trace.",
+        "poisson, gamma, constant, diurnal (qps=), closed (concurrency=), burst; prompt= and output=; or a trace.",
     ),
     seconds: float = option(600.0, "S", "How long requests come; 0: all of a trace.", least=0),
     layout: LayoutOptions,
@@ -95,7 +95,7 @@ def capacity(
     slo: str = option(..., '"ttft.p99=0.5s ..."', "Limits of ttft, tpot, itl, e2e, each p50, p90, p99 or mean."),
     requests: str = option(
         "poisson requests=1000", '"KIND KEY=VALUE ..."|FILE',
-        "Requests whose rate is changed: poisson, gamma or constant, with prompt= and output=; or a trace.",
+        "Requests whose rate is changed: poisson, gamma, constant or diurnal, prompt= and output=; or a trace.",
     ),
     devices: int = option(8, "N", "Devices of one engine at most.", least=1),
     seconds: float = option(60.0, "S", "For the search.", least=0),

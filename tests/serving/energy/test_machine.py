@@ -111,6 +111,18 @@ def test_packages_are_counted_once_and_over_an_overflow(root: Path) -> None:
     assert meter.between(before, meter.read()) == pytest.approx(2 + 262143.32885 - 4)
 
 
+def test_a_counter_may_overflow_often_while_a_command_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of 1 J to which 0.4 J are added eight times: 3.2 J, of which its last value shows 0.2."""
+    monkeypatch.setattr(command, "_LOOK_S", 0.02)
+    zone = root / "class/powercap/intel-rapl:0"
+    (zone / "energy_uj").write_text("0")
+    (zone / "max_energy_range_uj").write_text("1000000")
+    values = " ".join(str(400_000 * i % 1_000_000) for i in range(1, 9))
+    work = f"for at in {values}; do sleep 0.1; echo $at > {zone}/now; mv {zone}/now {zone}/energy_uj; done"
+    found = environment(["sh", "-c", work, "{n}"], {"n": (1.0,)}, root=root).measure((1.0,))
+    assert found.energy_j == pytest.approx(3.2)
+
+
 def test_a_machine_without_any_says_so(tmp_path: Path) -> None:
     assert machine.cpu_frequency(tmp_path) is None and machine.cpu_power_limit(tmp_path) is None
     assert rapl_meter(tmp_path) is None

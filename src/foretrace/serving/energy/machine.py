@@ -123,7 +123,7 @@ def cpu_power_limit(root: Path = SYSFS) -> SysfsSetter | None:
 
 @dataclass(frozen=True)
 class RaplMeter:
-    """The processor packages together; counters that have overflowed once are put right."""
+    """The processor packages together; a counter may overflow once between two readings."""
 
     zones: tuple[Path, ...]
     name = "processor packages (RAPL)"

@@ -28,7 +28,7 @@ from foretrace.serving.llm.engine import Served, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistics, limits
 from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE
-from foretrace.serving.requests import Requests, requests
+from foretrace.serving.requests import TIMED, Requests, requests
 
 RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
 SEQUENCES = (32, 128, 512)
@@ -167,12 +167,10 @@ def deployments(devices: int) -> Iterator[Deployed]:
 
 def _paced(config: SimulationConfig) -> Requests:
     """Return the requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
-    timed = config.asked.lower().startswith(("poisson", "gamma", "constant")) and "qps=" not in config.asked
+    timed = config.asked.lower().startswith(TIMED) and "qps=" not in config.asked
     asked = requests(config.asked + " qps=1" if timed else config.asked, seconds=config.seconds, seed=config.seed)
     if asked.concurrency or not np.ptp(asked.arrival_s):
-        raise ForetraceError(
-            "`requests=` must come at a rate that can be changed: poisson, gamma, constant or a trace."
-        )
+        raise ForetraceError(f"`requests=` must come at a rate that can be changed: {', '.join(TIMED)} or a trace.")
     return asked
 
 
