@@ -14,9 +14,12 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 from foretrace.serving.llm.deployment import beside, step_times
 from foretrace.serving.llm.drafted import draft_like
+from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import SERVED, served_model
 from foretrace.serving.llm.step_law import FORMATS, LAWS, LawTimes, Layout, law_of, number_format
+from foretrace.serving.llm.step_times import LOW, MIDDLE
+from foretrace.serving.requests import of
 
 
 def test_published_sizes() -> None:
@@ -98,6 +101,15 @@ def test_links_that_the_law_was_not_fitted_to_widen_the_range() -> None:
 def test_what_cannot_be(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
         step_times("llama-3-8b", "h100", **change)
+
+
+def test_what_an_index_saves_in_long_contexts_is_in_the_range() -> None:
+    """GLM-5 attends to 2,048 tokens of 100,000: between nothing of the attention saved and 24 parts of 25."""
+    steps = step_times("glm-5", "b200", tp=8, dtype="fp8")
+    found = [simulate(of([0.0] * 64, [100_000] * 64, [9] * 64), steps, EngineRules(), end=end) for end in (LOW, MIDDLE)]
+    low, middle = (each.finish_s.max() for each in found)
+    assert low < middle / 5
+    assert any("chooses 2,048" in why for why in steps.whys)
 
 
 def test_heads_of_keys_that_devices_cannot_share_evenly_are_refused() -> None:

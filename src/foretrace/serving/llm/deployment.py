@@ -28,6 +28,7 @@ from foretrace.serving.llm.step_times import StepTimes, TimeTable
 _TOKENS = np.unique(np.round(np.geomspace(1, 32768, 31)))
 _SEQUENCES = np.unique(np.round(np.geomspace(1, 4096, 19)))
 _CONTEXTS = np.unique(np.round(np.geomspace(1, 131072, 18)))
+_INDEXED = 4  # times the tokens that an index finds: no server with longer contexts was measured
 _BUFFERS = 1.5 * 2**30  # process, graphs and library of collectives; of systems/h100_sxm.yaml of aiconfigurator, less
 # what it holds in reserve
 _DESIGNED = 5.0  # more range where the device does not exist
@@ -99,13 +100,17 @@ def step_times(
         whys.append("the device is designed, not built: servers with GPUs say little of it, so the range is wide")
     sizes: dict[str, Any] = {"model": model, "device": linked, "layout": layout, "kept": kept, "law": law}
     parts = LawTimes(**sizes) if tables is None else MeasuredTimes(**sizes, tables=tables)
-    contexts = np.concatenate([[0.0], _CONTEXTS])
+    context = _CONTEXTS
+    if model.index:
+        context = context[context <= _INDEXED * model.index]
+        whys.append(f"attention to all tokens, though {model.name} chooses {model.index:,}: less for long contexts")
+    before = np.concatenate([[0.0], context])
     fullest = ceil(model.layers / pp) / model.layers * pp  # layers of that stage over the mean
     grids: dict[str, Any] = {
         "tokens": _TOKENS, "linear_s": fullest * parts.linear(_TOKENS),
         "sequences": _SEQUENCES, "output_s": parts.output(_SEQUENCES),
-        "chunk": _TOKENS, "context": contexts, "prefill_s": fullest * parts.prefill(_TOKENS, contexts),
-        "batch": _SEQUENCES, "mean_context": _CONTEXTS, "decode_s": fullest * parts.decode(_SEQUENCES, _CONTEXTS),
+        "chunk": _TOKENS, "context": before, "prefill_s": fullest * parts.prefill(_TOKENS, before),
+        "batch": _SEQUENCES, "mean_context": context, "decode_s": fullest * parts.decode(_SEQUENCES, context),
         "host_s": law.host_s, "host_per_sequence_s": law.host_per_sequence_s / dp,  # each group has a scheduler
     }  # fmt: skip
     if isinstance(parts, MeasuredTimes):
