@@ -214,30 +214,14 @@ def _offer(
     hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
     rate = count * instance.price_per_h
     return Offer(
-        name=f"{count} x {instance.name}{region}",
-        instance=instance.name,
-        count=count,
-        device=instance.kind.name,
-        workers=workers,
-        step_s=total[0],
-        step_low_s=min(total),
-        step_high_s=max(total),
-        compute_s=clean[0],
-        communication_s=apart[0],
-        data_s=data[0],
-        steps_per_epoch=per_epoch,
-        hours=hours[0],
-        hours_low=min(hours),
-        hours_high=max(hours),
-        dollars=hours[0] * rate,
-        dollars_low=min(hours) * rate,
-        dollars_high=max(hours) * rate,
-        price_per_h=instance.price_per_h,
-        price_date=instance.date,
-        region=instance.region,
-        currency=instance.currency,
-        on_front=False,
-    )
+        name=f"{count} x {instance.name}{region}", instance=instance.name, count=count, device=instance.kind.name,
+        workers=workers, step_s=total[0], step_low_s=min(total), step_high_s=max(total), compute_s=clean[0],
+        communication_s=apart[0], data_s=data[0], steps_per_epoch=per_epoch,
+        hours=hours[0], hours_low=min(hours), hours_high=max(hours),
+        dollars=hours[0] * rate, dollars_low=min(hours) * rate, dollars_high=max(hours) * rate,
+        price_per_h=instance.price_per_h, price_date=instance.date, region=instance.region,
+        currency=instance.currency, on_front=False,
+    )  # fmt: skip
 
 
 def money(currency: str) -> str:

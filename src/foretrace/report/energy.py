@@ -12,8 +12,7 @@ from foretrace.report.units import digits, scaled, seconds, share, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
-from foretrace.serving.energy.environment import EnergyUse, Knob
-from foretrace.serving.energy.tune import Tuned, words
+from foretrace.serving.energy.tune import EnergyUse, Knob, Tuned, words
 
 
 class SettingView(msgspec.Struct, frozen=True, kw_only=True):

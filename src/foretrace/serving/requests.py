@@ -243,10 +243,11 @@ def arrivals_in(path: Path) -> Float64:
     known = known or next(((each, 1.0) for each in rows[0] if each.strip().lower() in _ARRIVALS), None)
     if known is None:
         raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_ARRIVALS)}.")
-    found = column(path, rows, known[0], moment) * known[1]
+    found: Float64 = column(path, rows, known[0], moment) * known[1]
     if not np.isfinite(found).all() or (np.diff(found) < 0).any():
         raise ForetraceError(f"{path}: arrivals must be numbers in order, none NaN; sort them.")
-    return found - found[0]
+    found -= found[0]
+    return found
 
 
 def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]) -> Float64:

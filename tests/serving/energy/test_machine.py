@@ -14,8 +14,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.serving.energy import command, machine
 from foretrace.serving.energy.command import environment, setter
-from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import RaplMeter, rapl_meter
+from foretrace.serving.energy.machine import held, rapl_meter, recover
 from foretrace.serving.energy.tune import tune
 from tests.serving.energy import fake_machine
 
@@ -104,10 +103,10 @@ def test_journal_of_what_is_no_longer_there_stays(root: Path, tmp_path: Path) ->
 
 def test_packages_are_counted_once_and_over_an_overflow(root: Path) -> None:
     meter = rapl_meter(root)
-    assert isinstance(meter, RaplMeter) and len(meter.zones) == 2
+    assert meter is not None and len(meter.counters) == 2
     before = meter.read()
-    (meter.zones[0] / "energy_uj").write_text("7000000")
-    (meter.zones[1] / "energy_uj").write_text("1000000")  # it has overflowed
+    for zone, energy_uj in enumerate((7_000_000, 1_000_000)):  # the second one has overflowed
+        (root / f"class/powercap/intel-rapl:{zone}/energy_uj").write_text(str(energy_uj))
     assert meter.between(before, meter.read()) == pytest.approx(2 + 262143.32885 - 4)
 
 

@@ -17,11 +17,9 @@ from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError, refused
 from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
-from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
-from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import SYSFS, RaplMeter, Setter, beyond
+from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond, held, recover
+from foretrace.serving.energy.tune import EnergyUse, Knob, Setting, TunedEnvironment
 
-Meter = RaplMeter | nvml.NvmlMeter
 _LOOK_S = 60.0  # between readings of counters: those of a processor overflow after some minutes at full power
 _CPU_KNOBS = {"cpu-frequency": machine.cpu_frequency, "cpu-power-limit": machine.cpu_power_limit}
 
