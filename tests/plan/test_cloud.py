@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import catalog
@@ -16,6 +16,7 @@ from foretrace.hardware.instances import Instance, instances
 from foretrace.plan.cloud import RentalRequest, advise
 from foretrace.report import workers as report
 from foretrace.simulate.timeline import simulate
+from foretrace.techniques.distributed.data_parallel import DataParallel
 
 RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
 T4 = Instance(
@@ -74,6 +75,29 @@ def test_slow_processors_stall_the_step(graph: TaskGraph) -> None:
     (offer,) = advise(loaded, [slow], RentalRequest(samples=100, counts=(1,), steps_s={"T4": 0.5})).offers
     assert offer.step_s == pytest.approx(3.0)
     assert offer.data_s > 2
+
+
+def test_a_job_of_seconds_is_told_in_seconds_and_a_reason_once(graph: TaskGraph) -> None:
+    wanted = RentalRequest(samples=20, counts=(1,), steps_s={"T4": 0.5})
+    short = report.cloud(advise(graph, [T4], wanted), wanted, source="run")
+    assert "one: an epoch in 5.00 s (" in short.headline.replace("1 x ", "")
+
+
+def test_machines_that_cannot_be_predicted_leave_the_others_and_are_told_once(
+    graph: TaskGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has several devices, the second one has one of the same: only gradients are not known."""
+
+    def unknown(self: DataParallel, graph: TaskGraph) -> TaskGraph:
+        raise NotApplicableError("no gradients")
+
+    monkeypatch.setattr(DataParallel, "predict", unknown)
+    four = replace(T4, name="four", devices=4)
+    others = [replace(each, name=f"{each.name}-l4", device="L4") for each in (four, T4)]
+    wanted = RentalRequest(samples=7200, counts=(1,), steps_s={"T4": 0.5, "L4": 0.4})
+    found = advise(graph, [four, T4, *others], wanted)
+    assert {offer.instance for offer in found.offers} == {"one", "one-l4"}
+    assert found.left_out == ("T4, L4: no gradients",)
 
 
 def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> None:

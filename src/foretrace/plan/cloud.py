@@ -7,8 +7,10 @@ Every offer is a number of machines of one type. Its step is simulated: the reco
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from math import ceil, isfinite
 from pathlib import Path
@@ -107,21 +109,26 @@ def advise(
     batch = recorded_size(graph)
     if not batch:
         raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")
-    offers, left_out = list[Offer](), list[str]()
+    offers, reasons = list[Offer](), defaultdict[str, dict[str, None]](dict)  # why, and which devices
     kinds = {each.device: each for each in types}
     steps_s = _measured(wanted.steps_s, kinds)
-    for number, (short, first) in enumerate(kinds.items()):
-        measured_s = steps_s.get(short)
+
+    @cache
+    def graphs_on(short: str) -> tuple[TaskGraph, TaskGraph, TaskGraph]:
+        return _on(graph, kinds[short].kind, steps_s.get(short))
+
+    tried = list(product(types, wanted.counts))
+    for number, (each, count) in enumerate(tried, 1):
+        several = sum(other.name == each.name for other in types) > 1
+        region = f" in {each.region}" if several and each.region else ""
         try:
-            graphs = _on(graph, first.kind, measured_s)
-            for each, count in product([t for t in types if t.device == short], wanted.counts):
-                several = sum(other.name == each.name for other in types) > 1
-                region = f" in {each.region}" if several and each.region else ""
-                offers.append(_offer(graphs, each, count, batch, wanted, region, measured=measured_s is not None))
+            graphs, measured = graphs_on(each.device), each.device in steps_s
+            offers.append(_offer(graphs, each, count, batch, wanted, region, measured=measured))
         except NotApplicableError as error:
-            left_out.append(f"{short}: {error}")
+            reasons[str(error)][each.device] = None
         if progress is not None:
-            progress((number + 1) / len(kinds))
+            progress(number / len(tried))
+    left_out = tuple(f"{', '.join(shorts)}: {why}" for why, shorts in reasons.items())
     if not offers:
         others = f" (and {len(left_out) - 1} more devices alike)" if len(left_out) > 1 else ""
         raise ForetraceError(f"no instance type could be predicted: {left_out[0]}{others}")
@@ -129,11 +136,7 @@ def advise(
     offers = _with_front(offers)
     chosen, why = _choose(offers, wanted)
     return RentalAdvice(
-        offers=tuple(offers),
-        chosen=chosen,
-        why=why,
-        left_out=tuple(left_out),
-        batch=batch,
+        offers=tuple(offers), chosen=chosen, why=why, left_out=left_out, batch=batch,
         assumed=(
             "the batch of a worker stays as recorded, so the global batch grows with the workers",
             "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a "
@@ -142,7 +145,7 @@ def advise(
             "batches are read fast enough; preparing them takes the recorded processor time on all but one core "
             "of a device's share",
         ),
-    )
+    )  # fmt: skip
 
 
 def _measured(steps_s: Mapping[str, float], kinds: Mapping[str, Instance]) -> dict[str, float]:
