@@ -37,6 +37,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     model: str
     device: str
     devices: int  # of one engine
+    server: str  # all that its step times depend on, in words
     replicas: int
     policy: str
     router: str

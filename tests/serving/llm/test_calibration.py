@@ -115,7 +115,7 @@ def test_a_simulation_is_a_run_of_its_own_engine_alone(tmp_path: Path) -> None:
     assert len(runs[0].requests) == 30
     found = calibrate(STEPS, runs, 0.8, 1.3)
     assert found.level == pytest.approx(1, abs=1e-3) and found.request_s == pytest.approx(STEPS.request_s, abs=1e-4)
-    with pytest.raises(ForetraceError, match=r"is a run of llama-3-8b on H100.* not of llama-2-7b"):
+    with pytest.raises(ForetraceError, match=r"ran llama-3-8b on H100.*, not llama-2-7b"):
         calibrate(step_times("llama-2-7b", "h100"), runs, 0.8, 1.3)
     for other in ({"replicas": 4}, {"policy": "static"}):
         path.write_text(json.dumps(ran | other))
@@ -135,7 +135,7 @@ def test_what_sglang_appends(tmp_path: Path) -> None:
     ("", "no result"), ("[1]", "no result"), ("{", "no JSON"), ("{}", "missing required field `completed`"),
     (json.dumps(VLLM | {"mean_tpot_ms": -1}), "> 0.0 - at `\\$.mean_tpot_ms`"),
     (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "at `\\$.mean_ttft_ms`"),
-    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "missing required field `model`"),
+    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "missing required field `server`"),
 ])  # fmt: skip
 def test_what_is_no_run(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"

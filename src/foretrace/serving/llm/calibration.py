@@ -103,7 +103,7 @@ class MeasuredRun:
     requests: Requests
     ttft_s: float
     tpot_s: float
-    server: tuple[str, str, int] | None = None  # model, device and how many, where they are known
+    server: str = ""  # as `StepTimes` names it; "": not known
 
 
 def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: float) -> EngineCalibration:
@@ -113,14 +113,8 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
     """
     if not runs:
         raise ForetraceError("nothing to calibrate from; give one measured run or more.")
-    asked = steps.model, steps.device, steps.devices
-    for run in runs:
-        if run.server not in (None, asked):
-            names = "{} on {} ({} devices)"
-            raise ForetraceError(
-                f"{run.source} is a run of {names.format(*run.server)}, not of {names.format(*asked)}; calibrate that "
-                "server."
-            )
+    if other := next((run for run in runs if run.server not in ("", steps.server)), None):
+        raise ForetraceError(f"{other.source} ran {other.server}, not {steps.server}; calibrate that server.")
     loads = [run.load for run in runs]
     free = 2 if max(loads) / min(loads) > _SAME_LOAD else 1
     rules = EngineRules(sequences=max(EngineRules().sequences, *(run.requests.concurrency for run in runs)))
@@ -225,9 +219,7 @@ class _Saved(msgspec.Struct):
 class _Simulated(msgspec.Struct):
     """What this needs of the answer of `foretrace llm simulate`."""
 
-    model: str
-    device: str
-    devices: int
+    server: str
     replicas: int
     policy: str
     source: str
@@ -252,7 +244,7 @@ class _Simulated(msgspec.Struct):
         if not (0 < ttft_s < inf and 0 < tpot_s < inf):
             raise ForetraceError(f"{where} has no mean TTFT and TPOT above 0; simulate longer answers.")
         return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft_s, tpot_s=tpot_s,
-                           server=(self.model, self.device, self.devices))  # fmt: skip
+                           server=self.server)  # fmt: skip
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
