@@ -134,10 +134,8 @@ def calibrate(
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
-    law, measured = (
-        serving.law_of(layout.engine),
-        [run for path in runs for run in serving.llm_calibration.read_runs(path)],
-    )
+    law = serving.law_of(layout.engine)
+    measured = [run for path in runs for run in serving.llm_calibration.read_runs(path)]
     steps = serving.step_times(model, device, **asdict(layout))
     found = serving.llm_calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
     return Reply(result=report.llm.llm_calibrated(found, save), files={save: found.save})

@@ -60,14 +60,11 @@ def read(words: Sequence[str]) -> TunedEnvironment:
     gpu = power.name.removeprefix(_POWER).removesuffix(".csv")
     usual = min(sizes, key=lambda size: abs(log(size / batch))) if batch else sizes[-1]
     highest = max(limit for size, limit in points if size == usual)
-    return TunedEnvironment(
-        name=f"{workload} on {gpu} to {target:g}",
-        knobs=(
-            Knob(name="batch", unit="", levels=sizes, default=usual),
-            Knob(name="gpu-power-limit", unit="W", levels=limits, default=highest),
-        ),
-        points=points,
+    knobs = (
+        Knob(name="batch", unit="", levels=sizes, default=usual),
+        Knob(name="gpu-power-limit", unit="W", levels=limits, default=highest),
     )
+    return TunedEnvironment(name=f"{workload} on {gpu} to {target:g}", knobs=knobs, points=points)
 
 
 def _power_file(path: Path, gpu: str) -> Path:

@@ -113,14 +113,9 @@ def limit(text: str, reference_s: float) -> float:
 
 
 def tune(
-    environment: TunedEnvironment,
-    slo: str,
-    *,
-    evaluations: int = EVALUATIONS,
-    strategy: SearchStrategy = STRATEGY,
-    seed: int = 0,
-    tell: Callable[[float], None] | None = None,
-) -> Tuned:
+    environment: TunedEnvironment, slo: str, *, evaluations: int = EVALUATIONS, strategy: SearchStrategy = STRATEGY,
+    seed: int = 0, tell: Callable[[float], None] | None = None,
+) -> Tuned:  # fmt: skip
     """Measure the default setting, then those of the strategy.
 
     A relative `slo` is of the fastest recorded time; of a command, of its time at the default setting. Raises
