@@ -100,7 +100,7 @@ def capacity(
     devices: int = option(8, "N", "Devices of one engine at most.", least=1),
     seconds: float = option(60.0, "S", "For the search.", least=0),
     dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4 (experts alone)."),
-    price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
+    price: float = option(0.0, "USD", "Of a device per hour; by default on the cheapest fitting machine.", least=0),
     state: Path | None = option(None, "FILE", "Keep what was found; the next search begins there."),
     seed: int = option(0, "N", "Of what is drawn.", least=0),
     grid: options.Grid = None,

@@ -200,7 +200,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
     source: str
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
-    price_per_h: float | None  # of a device, US dollars
+    price_per_h: float | None  # of a device of the first engine, US dollars
     energy: EnergyView | None  # of a million tokens of the first engine; null where there is no power model
 
     def shown(self, top: int) -> Iterator[Block]:

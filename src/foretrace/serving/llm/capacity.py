@@ -7,7 +7,7 @@ times as they are, and at both ends of their range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -95,7 +95,7 @@ class Capacities:
     requests: Requests
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
-    price_per_h: float | None  # of a device, US dollars
+    price_per_h: float | None  # of a device of the first engine, US dollars
     price_source: str
 
 
@@ -109,7 +109,7 @@ def capacities(
         config: model, device, requests (their rate does not matter), limits, seed; layout and rules are searched.
         devices: most that one engine has.
         seconds: for the search.
-        price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that has it.
+        price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that holds an engine.
         state: a file of what was found; it is read first, and written after each round.
         progress: called with the share of the deployments that are done.
 
@@ -141,19 +141,22 @@ def capacities(
             if progress is not None:
                 progress(len(done) / len(every))
     found = [done[each] for each in every if each in done]
-    per_h, source = (price, "as given") if price else _price(config.device)
+    sizes = {each.engine.devices for each in found}
+    prices = {size: (price, "as given") if price else _price(config.device, size) for size in sizes}
+    engines = tuple(_ranked(found, {size: per_h for size, (per_h, _) in prices.items()}))
+    per_h, source = prices[engines[0].engine.devices]
     return Capacities(
-        config=config, requests=asked, engines=tuple(_ranked(found, per_h)), left=len(todo), price_per_h=per_h,
-        price_source=source,
-    )  # fmt: skip
+        config=config, requests=asked, engines=engines, left=len(todo), price_per_h=per_h, price_source=source
+    )
 
 
-def _ranked(found: Sequence[EngineCapacity], price: float | None) -> Iterator[EngineCapacity]:
+def _ranked(found: Sequence[EngineCapacity], prices: Mapping[int, float | None]) -> Iterator[EngineCapacity]:
     """Yield those first that serve most per device, with costs; mark those that no other one beats in both rates."""
     fastest = 0.0
     for one in sorted(found, key=lambda one: (-one.tokens_per_s_device, one.engine)):
         best = bool(one.requests_per_s) and one.tokens_per_s_user > fastest
         fastest = one.tokens_per_s_user if best else fastest
+        price = prices[one.engine.devices]
         cost = price / 3600 / one.tokens_per_s_device * 1e6 if price and one.tokens_per_s_device else None
         yield msgspec.structs.replace(one, best=best, usd_per_million_tokens=cost)
 
@@ -233,10 +236,14 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed]) -> EngineCapaci
     )  # fmt: skip
 
 
-def _price(device: str) -> tuple[float | None, str]:
-    """Return US dollars of a device per hour on the cheapest machine that has it, and which that is."""
+def _price(device: str, devices: int) -> tuple[float | None, str]:
+    """Return US dollars of a device per hour on the cheapest machine that has so many, else most, and which that is."""
     offers = [each for each in instances() if each.kind == named(device)]
-    least = min(offers, key=lambda each: each.price_per_h / each.devices, default=None)
+    needed = min(devices, max((each.devices for each in offers), default=0))
+    least = min(
+        (each for each in offers if each.devices >= needed), key=lambda each: each.price_per_h / each.devices,
+        default=None,
+    )  # fmt: skip
     if least is None:
         return None, ""
     return least.price_per_h / least.devices, f"{least.name} of {least.provider}, {least.date}"
