@@ -54,6 +54,18 @@ def test_more_machines_are_faster_and_dearer_and_the_front_is_what_nothing_beats
     assert "</svg>" in report.pareto_svg(report.cloud(both, RentalRequest(samples=7200), source="run"))
 
 
+def test_a_network_whose_bursts_are_spent_is_one_of_a_quarter(graph: TaskGraph) -> None:
+    """What computing hid before, it does not hide then: the wait is not four times what it was, but more."""
+    wanted = RentalRequest(samples=7200, counts=(2,), gradient_mb=400.0, steps_s={"T4": 0.5})
+    steady, bursts, quarter = (
+        advise(graph, [replace(T4, **how)], wanted).offers[0]
+        for how in ({}, {"bursts": True}, {"network_gbit_s": 2.5})
+    )  # fmt: skip
+    assert bursts.step_s == steady.step_s and bursts.step_low_s == steady.step_low_s
+    assert bursts.step_high_s == pytest.approx(quarter.step_high_s) and bursts.step_high_s > steady.step_high_s
+    assert quarter.communication_s > 4 * steady.communication_s
+
+
 def test_the_choice_keeps_within_time_and_money(graph: TaskGraph) -> None:
     steps = {"T4": 0.5}
     free = advise(graph, [T4], RentalRequest(samples=7200, steps_s=steps))

@@ -30,6 +30,7 @@ from foretrace.techniques.compute.other_device import recorded_on
 from foretrace.techniques.distributed.data_parallel import DataParallel
 
 HOUR_S = 3600.0
+_SPENT = 4  # times slower is a network of bursts once its credits are spent
 _UNCERTAIN = ("transfer", "waiting_ms", "company")  # priors of data-parallel that are taken to their ends together
 
 
@@ -192,18 +193,19 @@ def _offer(
         clean[0], clean[2] = alone[0].step_time_s, alone[2].step_time_s
     apart = [0.0, 0.0, 0.0]
     if workers > 1:
+        cluster = instance.cluster(count)
+        spent = replace(cluster.between, gbit_s=cluster.between.gbit_s / (_SPENT if instance.bursts else 1))
         with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
-            path = _written(instance.cluster(count), Path(folder) / "cluster.yaml")
+            path = _written(cluster, Path(folder) / "cluster.yaml")
+            slow = _written(replace(cluster, between=spent), Path(folder) / "spent.yaml")
             dp = DataParallel(workers=workers, network=str(path), gradient_mb=wanted.gradient_mb)
             priors = dp.priors(graphs[0])
             ends = [{key: getattr(priors[key], end) for key in _UNCERTAIN} for end in ("low", "high")]
-            variants = (dp, replace(dp, **ends[0]), replace(dp, **ends[1]))
+            variants = (dp, replace(dp, **ends[0]), replace(dp, **ends[1], network=str(slow)))
             apart = [
                 max(simulate(variant.predict(each)).step_time_s - before.step_time_s, 0.0)
                 for variant, each, before in zip(variants, graphs, alone, strict=True)
             ]
-        if instance.bursts and count > 1:
-            apart[2] *= 4  # what such machines hold once their credits are spent is about a quarter
     recorded_s = loader_s(graphs[0])
     prepare = loading[0] if recorded_s is None else recorded_s
     share = max(instance.vcpus / instance.devices - 1, 1.0)
