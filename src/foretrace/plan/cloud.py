@@ -30,6 +30,9 @@ from foretrace.techniques.compute.other_device import recorded_on
 from foretrace.techniques.distributed.data_parallel import DataParallel
 
 HOUR_S = 3600.0
+# Time of preparing a batch over the recorded one, likely, at the fast and at the slow end: a processor may be quicker,
+# and two vCPUs share a core.
+_PREPARING = (1.0, 1 / 1.5, 2.0)
 _SPENT = 4  # times slower is a network of bursts once its credits are spent
 _UNCERTAIN = ("transfer", "waiting_ms", "company")  # priors of data-parallel that are taken to their ends together
 
@@ -143,8 +146,8 @@ def advise(
             "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a "
             "quarter of it at the slow end",
             "an epoch is paid to the second, without starting machines, storage or traffic",
-            "batches are read fast enough; preparing them takes the recorded processor time on all but one core "
-            "of a device's share",
+            "batches are read fast enough; preparing them takes the recorded processor time on all but one vCPU of "
+            "a device's share, two thirds of it to twice as long",
         ),
     )  # fmt: skip
 
@@ -213,7 +216,7 @@ def _offer(
     clean[1] *= noise.low_s / alone[0].step_time_s
     clean[2] *= noise.high_s / alone[0].step_time_s
     steps = [a + b for a, b in zip(clean, apart, strict=True)]
-    data = [max(prepare / share - step, 0.0) for step in steps]
+    data = [max(prepare * each / share - step, 0.0) for each, step in zip(_PREPARING, steps, strict=True)]
     total = [a + b for a, b in zip(steps, data, strict=True)]
     per_epoch = max(ceil(wanted.samples / (batch * workers)), 1)
     hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
