@@ -24,9 +24,7 @@ from foretrace.search.minimise import minimise
 from foretrace.search.strategies import RandomSearch
 from foretrace.search.strategy import SearchStrategy
 from foretrace.serving.energy import recorded
-from foretrace.serving.energy.environment import EnergyProblem, Setting
-from foretrace.serving.energy.recorded import RecordedTraining
-from foretrace.serving.energy.tune import STRATEGY, tune
+from foretrace.serving.energy.tune import STRATEGY, EnergyProblem, Setting, TunedEnvironment, tune
 from tables import ROOT, machine, percent, table, today, update
 
 WORKLOADS = ("cifar100", "imagenet", "librispeech", "movielens-1m", "squad", "sentiment140")
@@ -42,17 +40,17 @@ FEW = 10  # of the seeds, every so many-th where a run is slow
 CHOOSING = 5  # and where settings are compared, which are then judged by all
 
 
-def trainings(traces: Path) -> dict[tuple[str, str], RecordedTraining]:
+def trainings(traces: Path) -> dict[tuple[str, str], TunedEnvironment]:
     """The twelve recorded trainings by (GPU, workload)."""
     pairs = itertools.product(GPUS, WORKLOADS)
     return {(gpu, name): recorded.read([f"zeus:{traces}", f"workload={name}", f"gpu={gpu}"]) for gpu, name in pairs}
 
 
-def default(training: RecordedTraining) -> Setting:
+def default(training: TunedEnvironment) -> Setting:
     return tuple(knob.default for knob in training.knobs)
 
 
-def evaluations(training: RecordedTraining, strategy: SearchStrategy, seed: int) -> int:
+def evaluations(training: TunedEnvironment, strategy: SearchStrategy, seed: int) -> int:
     """Settings that are measured until one is within 2 % of the optimum and keeps the limit."""
     limit_s = SLO * training.points[training.fastest].time_s
     optimum = training.optimum(limit_s)
@@ -65,7 +63,7 @@ def evaluations(training: RecordedTraining, strategy: SearchStrategy, seed: int)
     return next(call for call, cost in found.curve if cost <= enough)
 
 
-def tpe(training: RecordedTraining, seed: int) -> int:
+def tpe(training: TunedEnvironment, seed: int) -> int:
     """The same with optuna's TPE under the constraint; settings asked for again are not measured again."""
     import optuna
 
@@ -94,7 +92,7 @@ def tpe(training: RecordedTraining, seed: int) -> int:
             return len(training.points)
 
 
-def counts(strategy: SearchStrategy, them: Iterable[RecordedTraining], seeds: int) -> list[list[int]]:
+def counts(strategy: SearchStrategy, them: Iterable[TunedEnvironment], seeds: int) -> list[list[int]]:
     return [[evaluations(each, strategy, seed) for seed in range(seeds)] for each in them]
 
 
@@ -109,7 +107,7 @@ def grid() -> list[ConstrainedBayes]:
     ]
 
 
-def select(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
+def select(them: dict[tuple[str, str], TunedEnvironment], seeds: int) -> str:
     """Evaluations of every workload and of every GPU with the settings that the others choose, see `chosen`."""
     jobs = [(strategy, tuple(them.values()), max(seeds // CHOOSING, 1)) for strategy in grid()]
     found = np.array(list(executor.map(_counts, jobs)))  # settings x trainings x seeds
@@ -148,7 +146,7 @@ def chosen(found: np.ndarray) -> int:
     return int(np.argmin(np.where(mean <= 1.01 * mean.min(), worst + 1e-3 * mean, np.inf)))
 
 
-def _counts(job: tuple[ConstrainedBayes, Sequence[RecordedTraining], int]) -> list[list[int]]:
+def _counts(job: tuple[ConstrainedBayes, Sequence[TunedEnvironment], int]) -> list[list[int]]:
     return counts(*job)
 
 
@@ -157,17 +155,17 @@ def said(strategy: ConstrainedBayes) -> str:
     return f"{part} kernel, length {strategy.length:g}, clipped at {strategy.clip:g}, noise up to {strategy.noise[1]:g}"
 
 
-def measured_runs(training: RecordedTraining, seeds: int) -> list[list[int]]:
+def measured_runs(training: TunedEnvironment, seeds: int) -> list[list[int]]:
     """Evaluations of ours, of random search and, for every tenth seed, of TPE, which is slow."""
     ours, random = ([evaluations(training, each, seed) for seed in range(seeds)] for each in (STRATEGY, RandomSearch()))
     return [ours, random, [tpe(training, seed) for seed in range(0, seeds, FEW)]]
 
 
-def _runs(job: tuple[RecordedTraining, int]) -> list[list[int]]:
+def _runs(job: tuple[TunedEnvironment, int]) -> list[list[int]]:
     return measured_runs(*job)
 
 
-def evaluation_table(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
+def evaluation_table(them: dict[tuple[str, str], TunedEnvironment], seeds: int) -> str:
     """Medians with quartiles; the last line counts trainings."""
     found = executor.map(_runs, [(each, seeds) for each in them.values()])  # trainings x strategies x seeds
     rows = []
@@ -182,7 +180,7 @@ def evaluation_table(them: dict[tuple[str, str], RecordedTraining], seeds: int) 
     return table(["training", "settings", "within the limit", "Bayesian", "random", "TPE"], rows)
 
 
-def savings_table(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
+def savings_table(them: dict[tuple[str, str], TunedEnvironment], seeds: int) -> str:
     """What 16 evaluations save: medians over the seeds."""
     rows = []
     for (gpu, name), training in them.items():

@@ -23,8 +23,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, import_lines
 from foretrace.experiment.statistics import Verdict
 from foretrace.report.units import seconds, span
-from foretrace.serving.energy.recorded import RecordedTraining
-from foretrace.serving.energy.tune import words
+from foretrace.serving.energy.tune import TunedEnvironment, words
 from reproductions import ROOT, parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, percent, table, today
@@ -59,7 +58,7 @@ CLAIMS = (
 )
 
 
-def enumerated(training: RecordedTraining) -> list[str]:
+def enumerated(training: TunedEnvironment) -> list[str]:
     """Settings, the least energy, the least time, and the least energy within the limit."""
     limit_s = SLO * training.points[training.fastest].time_s
     least, kept = training.optimum(float("inf")), training.optimum(limit_s)
@@ -71,7 +70,7 @@ def enumerated(training: RecordedTraining) -> list[str]:
     return cells
 
 
-def saved(training: RecordedTraining) -> tuple[float, float]:
+def saved(training: TunedEnvironment) -> tuple[float, float]:
     """Share of energy that the optimum within the limit saves, against the default and against the fastest setting."""
     kept = training.optimum(SLO * training.points[training.fastest].time_s)
     assert kept is not None

@@ -25,6 +25,25 @@ _IN_A_ROW = 6  # tokens of plain decoding; the first finds caches of the process
 DraftArm = tuple[str, int]  # a draft and its k
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedRounds(RoundTimes):
+    """Parts of a round that were measured, with the host's work as terms of its own; its range is the draft's."""
+
+    round_s: float = 0.0  # once per round
+    proposal_s: float = 0.0  # per proposal: drawing it, and accepting it or not
+    token_s: float = 0.0  # per token without a draft
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds per token of a sequence without a draft."""
+        return self.verify_s[0] + self.token_s
+
+    def round_seconds(self, k: int, accepted: Acceptance, end: int = 0) -> float:
+        """Return seconds of a round; `end` as of `RoundTimes`."""
+        host_s = (self.low, 1.0, self.high)[end + 1] * (self.round_s + k * self.proposal_s)
+        return RoundTimes.round_seconds(self, k, accepted, end) + host_s
+
+
 def prompts(text: bytes, count: int, *, seed: int) -> list[list[int]]:
     """Pieces of a text, drawn."""
     begins = np.random.default_rng(seed).integers(0, len(text) - PROMPT, count)
@@ -65,7 +84,9 @@ def host_seconds(vocabulary: int, most: int) -> tuple[float, float, float]:
     return median(plain), max(float(level), 0.0), max(float(slope), 0.0)
 
 
-def round_times(target: Predictor, draft: Predictor, *, vocabulary: int, most: int, text: Sequence[int]) -> RoundTimes:
+def round_times(
+    target: Predictor, draft: Predictor, *, vocabulary: int, most: int, text: Sequence[int]
+) -> HostedRounds:  # fmt: skip
     """Time passes of both models in the order of a round, at contexts spread over those of decoding; medians."""
     contexts = np.linspace(PROMPT, PROMPT + COUNT, _REPEATS).astype(int).tolist()
     plain, once, twice = list[float](), list[float](), list[float]()
@@ -86,7 +107,7 @@ def round_times(target: Predictor, draft: Predictor, *, vocabulary: int, most: i
             draft.keep(context)
             once.append(_seconds(draft, text[:1]))
     token_s, round_s, proposal_s = host_seconds(vocabulary, most)
-    return RoundTimes(
+    return HostedRounds(
         verify_s=(median(plain), *(median(each) for each in verify.values())), draft_s=median(once),
         catch_up_s=max(median(twice) - median(once), 0.0), round_s=round_s, proposal_s=proposal_s, token_s=token_s,
     )  # fmt: skip
@@ -99,9 +120,9 @@ def _seconds(predictor: Predictor, tokens: Sequence[int]) -> float:
 
 
 def calibrated(
-    times: RoundTimes, target: Predictor, draft: Predictor, asked: Sequence[Sequence[int]], *, k: int, seed: int,
+    times: HostedRounds, target: Predictor, draft: Predictor, asked: Sequence[Sequence[int]], *, k: int, seed: int,
     count: int = COUNT,
-) -> tuple[RoundTimes, Acceptance]:  # fmt: skip
+) -> tuple[HostedRounds, Acceptance]:  # fmt: skip
     """Rounds of k proposals by how many were accepted; and what rounds of 1 and of k took beyond their parts.
 
     What is left is the host's and the processor's caches, which the other model has taken: so much per round and so
@@ -137,7 +158,7 @@ def calibrated(
     return found, Acceptance.of("/".join(map(str, counts)))
 
 
-def widened(times: Mapping[str, RoundTimes]) -> dict[str, RoundTimes]:
+def widened(times: Mapping[str, HostedRounds]) -> dict[str, HostedRounds]:
     """With the drift of the machine: how much plain decoding differed from one draft's calibration to the other's."""
     pace = [each.plain_s for each in times.values()]
     found = {}

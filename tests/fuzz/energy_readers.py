@@ -15,7 +15,7 @@ def energy_readers() -> Iterator[Reader]:
     zeus = {file.name: file.read_bytes() for file in sorted((DATA / "energy").glob("*.csv"))}
     yield Reader(name="zeus", covers=("serving.energy.recorded",), samples=lambda: zeus, play=_play_zeus)
     settings = {"settings.json": b'{"cpu-frequency": {"scaling_max_freq": "1600000"}}', "energy_uj": b"5000000\n"}
-    covers = ("serving.energy.held", "serving.energy.machine")
+    covers = ("serving.energy.machine",)
     yield Reader(name="settings", covers=covers, samples=lambda: settings, play=_play_settings)
 
 
@@ -35,8 +35,7 @@ def _play_settings(path: Path, way: int) -> Iterator[Figure]:
     from tempfile import TemporaryDirectory
 
     from foretrace.serving.energy.command import setter
-    from foretrace.serving.energy.held import recover
-    from foretrace.serving.energy.machine import rapl_meter
+    from foretrace.serving.energy.machine import rapl_meter, recover
     from tests.serving.energy.fake_machine import make
 
     with TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import catalog
@@ -16,6 +16,7 @@ from foretrace.hardware.instances import Instance, instances
 from foretrace.plan.cloud import RentalRequest, advise
 from foretrace.report import workers as report
 from foretrace.simulate.timeline import simulate
+from foretrace.techniques.distributed.data_parallel import DataParallel
 
 RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
 T4 = Instance(
@@ -53,6 +54,18 @@ def test_more_machines_are_faster_and_dearer_and_the_front_is_what_nothing_beats
     assert "</svg>" in report.pareto_svg(report.cloud(both, RentalRequest(samples=7200), source="run"))
 
 
+def test_a_network_whose_bursts_are_spent_is_one_of_a_quarter(graph: TaskGraph) -> None:
+    """What computing hid before, it does not hide then: the wait is not four times what it was, but more."""
+    wanted = RentalRequest(samples=7200, counts=(2,), gradient_mb=400.0, steps_s={"T4": 0.5})
+    steady, bursts, quarter = (
+        advise(graph, [replace(T4, **how)], wanted).offers[0]
+        for how in ({}, {"bursts": True}, {"network_gbit_s": 2.5})
+    )  # fmt: skip
+    assert bursts.step_s == steady.step_s and bursts.step_low_s == steady.step_low_s
+    assert bursts.step_high_s == pytest.approx(quarter.step_high_s) and bursts.step_high_s > steady.step_high_s
+    assert quarter.communication_s > 4 * steady.communication_s
+
+
 def test_the_choice_keeps_within_time_and_money(graph: TaskGraph) -> None:
     steps = {"T4": 0.5}
     free = advise(graph, [T4], RentalRequest(samples=7200, steps_s=steps))
@@ -74,6 +87,30 @@ def test_slow_processors_stall_the_step(graph: TaskGraph) -> None:
     (offer,) = advise(loaded, [slow], RentalRequest(samples=100, counts=(1,), steps_s={"T4": 0.5})).offers
     assert offer.step_s == pytest.approx(3.0)
     assert offer.data_s > 2
+    assert (offer.step_low_s, offer.step_high_s) == (pytest.approx(2.0), pytest.approx(6.0)), "processors differ"
+
+
+def test_a_job_of_seconds_is_told_in_seconds_and_a_reason_once(graph: TaskGraph) -> None:
+    wanted = RentalRequest(samples=20, counts=(1,), steps_s={"T4": 0.5})
+    short = report.cloud(advise(graph, [T4], wanted), wanted, source="run")
+    assert "one: an epoch in 5.00 s (" in short.headline.replace("1 x ", "")
+
+
+def test_machines_that_cannot_be_predicted_leave_the_others_and_are_told_once(
+    graph: TaskGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has several devices, the second one has one of the same: only gradients are not known."""
+
+    def unknown(self: DataParallel, graph: TaskGraph) -> TaskGraph:
+        raise NotApplicableError("no gradients")
+
+    monkeypatch.setattr(DataParallel, "predict", unknown)
+    four = replace(T4, name="four", devices=4)
+    others = [replace(each, name=f"{each.name}-l4", device="L4") for each in (four, T4)]
+    wanted = RentalRequest(samples=7200, counts=(1,), steps_s={"T4": 0.5, "L4": 0.4})
+    found = advise(graph, [four, T4, *others], wanted)
+    assert {offer.instance for offer in found.offers} == {"one", "one-l4"}
+    assert found.left_out == ("T4, L4: no gradients",)
 
 
 def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> None:

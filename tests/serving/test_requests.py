@@ -24,6 +24,15 @@ def test_rates_are_what_was_asked_for() -> None:
     assert not drawn.arrival_s.any()
 
 
+def test_a_diurnal_day_and_a_constant_rate_are_exact() -> None:
+    """Fifths of the time at a quarter, half, all, half and a quarter of the rate; a constant rate begins at 0."""
+    found = requests("diurnal qps=20 prompt=1 output=1", seconds=100).arrival_s
+    assert np.histogram(found, np.arange(0, 101, 20))[0].tolist() == [100, 200, 400, 200, 100]
+    assert len(requests("diurnal qps=20 requests=7")) == 7
+    assert requests("constant qps=0.1", seconds=10).arrival_s.tolist() == [0]
+    assert requests("constant qps=2", seconds=600).arrival_s[[1, -1]].tolist() == [0.5, 599.5]
+
+
 def test_same_seed_same_requests() -> None:
     one, two, other = (requests("poisson qps=2 prompt=1-999", seconds=60, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.arrival_s, two.arrival_s)

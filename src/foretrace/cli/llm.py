@@ -32,7 +32,7 @@ def simulate(
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
     requests: str = option(
         "poisson qps=2", '"KIND KEY=VALUE ..."|FILE',
-        "poisson, gamma, constant (qps=), closed (concurrency=) or burst, with prompt= and output=; or a trace.",
+        "poisson, gamma, constant, diurnal (qps=), closed (concurrency=), burst; prompt= and output=; or a trace.",
     ),
     seconds: float = option(600.0, "S", "How long requests come; 0: all of a trace.", least=0),
     layout: LayoutOptions,
@@ -95,12 +95,12 @@ def capacity(
     slo: str = option(..., '"ttft.p99=0.5s ..."', "Limits of ttft, tpot, itl, e2e, each p50, p90, p99 or mean."),
     requests: str = option(
         "poisson requests=1000", '"KIND KEY=VALUE ..."|FILE',
-        "Requests whose rate is changed: poisson, gamma or constant, with prompt= and output=; or a trace.",
+        "Requests whose rate is changed: poisson, gamma, constant or diurnal, prompt= and output=; or a trace.",
     ),
     devices: int = option(8, "N", "Devices of one engine at most.", least=1),
     seconds: float = option(60.0, "S", "For the search.", least=0),
     dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4 (experts alone)."),
-    price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
+    price: float = option(0.0, "USD", "Of a device per hour; by default on the cheapest fitting machine.", least=0),
     state: Path | None = option(None, "FILE", "Keep what was found; the next search begins there."),
     seed: int = option(0, "N", "Of what is drawn.", least=0),
     grid: options.Grid = None,
@@ -134,10 +134,8 @@ def calibrate(
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
-    law, measured = (
-        serving.law_of(layout.engine),
-        [run for path in runs for run in serving.llm_calibration.read_runs(path)],
-    )
+    law = serving.law_of(layout.engine)
+    measured = [run for path in runs for run in serving.llm_calibration.read_runs(path)]
     steps = serving.step_times(model, device, **asdict(layout))
     found = serving.llm_calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
     return Reply(result=report.llm.llm_calibrated(found, save), files={save: found.save})

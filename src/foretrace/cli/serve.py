@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from foretrace import plan as plans
 from foretrace import report, serving
@@ -12,10 +12,6 @@ from foretrace.cli import completion, options
 from foretrace.cli.answers import Result, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    pass
-
 
 _MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
 Inputs = Annotated[
@@ -25,7 +21,6 @@ Token = Annotated[Path | None, option(..., "FILE", "Bearer token of the server, 
 
 
 def _source(model: str, size: str, inputs: list[str] | None) -> serving.ModelSource:
-
     return serving.ModelSource(name=model, size=size, inputs=tuple(map(serving.TensorSpec.parse, inputs or ())))
 
 

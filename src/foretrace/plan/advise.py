@@ -128,20 +128,13 @@ def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advic
     weighed = [trial.with_range(each) for each in estimates if each.saved_s > 0]
     gains = [each for each in weighed if each is not None and each.gains]
     together = trial.compose(gains)
+    hidden = [each for each in weighed if each is not None and not each.gains]
     return Advice(
-        before=trial.before,
-        level=level,
-        gains=tuple(gains),
-        together=together,
-        hidden=(
-            *(each for each in weighed if each is not None and not each.gains),
-            *(each for each in estimates if each.saved_s == 0),
-        ),
+        before=trial.before, level=level, gains=tuple(gains), together=together,
+        hidden=(*hidden, *(each for each in estimates if each.saved_s == 0)),
         slower=tuple(each for each in estimates if each.saved_s < 0),
-        refused=tuple(trial.refused),
-        asks=tuple(asks),
-        failed=tuple(trial.failed),
-    )
+        refused=tuple(trial.refused), asks=tuple(asks), failed=tuple(trial.failed),
+    )  # fmt: skip
 
 
 def against(graph: TaskGraph, kinds: Sequence[type[Technique]], *, level: float = 0.8) -> tuple[Tried, ...]:
@@ -235,28 +228,20 @@ class _Trial:
             return None
         fast_s, slow_s = min(fast_s, found.after_s), max(slow_s, found.after_s)
         steps = [simulate(graph) for _, graph in self._walk(found.techniques)]
-        others = [
-            *company(self.before, after),
-            *unverified(self._graphs[""], found.techniques, [*steps, after]),
-        ]
+        others = [*company(self.before, after), *unverified(self._graphs[""], found.techniques, [*steps, after])]
         missed_s = max(missed_s, 0.0)
         faster = hypot(found.after_s - fast_s, missed_s, *(each.faster_s for each in others))
         slower = hypot(slow_s - found.after_s, missed_s, *(each.slower_s for each in others))
         assert found.interval_s is not None and found.saved_range_s is not None
         (low_s, high_s), (least_s, most_s) = found.interval_s, found.saved_range_s
+        after_low_s = max(found.after_s - hypot(found.after_s - low_s, faster), 0.0)
+        after_high_s = found.after_s + hypot(high_s - found.after_s, slower)
+        saved_low_s = found.saved_s - hypot(found.saved_s - least_s, slower)
+        saved_high_s = found.saved_s + hypot(most_s - found.saved_s, faster)
         return replace(
-            found,
-            how="all at once",
-            interval_s=(
-                max(found.after_s - hypot(found.after_s - low_s, faster), 0.0),
-                found.after_s + hypot(high_s - found.after_s, slower),
-            ),
-            saved_range_s=(
-                found.saved_s - hypot(found.saved_s - least_s, slower),
-                found.saved_s + hypot(most_s - found.saved_s, faster),
-            ),
+            found, how="all at once", interval_s=(after_low_s, after_high_s), saved_range_s=(saved_low_s, saved_high_s),
             why_not_more=why_not_more(after),
-        )
+        )  # fmt: skip
 
     def compose(self, gains: Sequence[Tried]) -> Tried | None:
         """Return the best three that can be combined, predicted together; None where there are no two."""

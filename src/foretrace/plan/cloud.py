@@ -7,8 +7,10 @@ Every offer is a number of machines of one type. Its step is simulated: the reco
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from math import ceil, isfinite
 from pathlib import Path
@@ -28,6 +30,10 @@ from foretrace.techniques.compute.other_device import recorded_on
 from foretrace.techniques.distributed.data_parallel import DataParallel
 
 HOUR_S = 3600.0
+# Time of preparing a batch over the recorded one, likely, at the fast and at the slow end: a processor may be quicker,
+# and two vCPUs share a core.
+_PREPARING = (1.0, 1 / 1.5, 2.0)
+_SPENT = 4  # times slower is a network of bursts once its credits are spent
 _UNCERTAIN = ("transfer", "waiting_ms", "company")  # priors of data-parallel that are taken to their ends together
 
 
@@ -107,21 +113,26 @@ def advise(
     batch = recorded_size(graph)
     if not batch:
         raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")
-    offers, left_out = list[Offer](), list[str]()
+    offers, reasons = list[Offer](), defaultdict[str, dict[str, None]](dict)  # why, and which devices
     kinds = {each.device: each for each in types}
     steps_s = _measured(wanted.steps_s, kinds)
-    for number, (short, first) in enumerate(kinds.items()):
-        measured_s = steps_s.get(short)
+
+    @cache
+    def graphs_on(short: str) -> tuple[TaskGraph, TaskGraph, TaskGraph]:
+        return _on(graph, kinds[short].kind, steps_s.get(short))
+
+    tried = list(product(types, wanted.counts))
+    for number, (each, count) in enumerate(tried, 1):
+        several = sum(other.name == each.name for other in types) > 1
+        region = f" in {each.region}" if several and each.region else ""
         try:
-            graphs = _on(graph, first.kind, measured_s)
-            for each, count in product([t for t in types if t.device == short], wanted.counts):
-                several = sum(other.name == each.name for other in types) > 1
-                region = f" in {each.region}" if several and each.region else ""
-                offers.append(_offer(graphs, each, count, batch, wanted, region, measured=measured_s is not None))
+            graphs, measured = graphs_on(each.device), each.device in steps_s
+            offers.append(_offer(graphs, each, count, batch, wanted, region, measured=measured))
         except NotApplicableError as error:
-            left_out.append(f"{short}: {error}")
+            reasons[str(error)][each.device] = None
         if progress is not None:
-            progress((number + 1) / len(kinds))
+            progress(number / len(tried))
+    left_out = tuple(f"{', '.join(shorts)}: {why}" for why, shorts in reasons.items())
     if not offers:
         others = f" (and {len(left_out) - 1} more devices alike)" if len(left_out) > 1 else ""
         raise ForetraceError(f"no instance type could be predicted: {left_out[0]}{others}")
@@ -129,20 +140,16 @@ def advise(
     offers = _with_front(offers)
     chosen, why = _choose(offers, wanted)
     return RentalAdvice(
-        offers=tuple(offers),
-        chosen=chosen,
-        why=why,
-        left_out=tuple(left_out),
-        batch=batch,
+        offers=tuple(offers), chosen=chosen, why=why, left_out=left_out, batch=batch,
         assumed=(
             "the batch of a worker stays as recorded, so the global batch grows with the workers",
             "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a "
             "quarter of it at the slow end",
             "an epoch is paid to the second, without starting machines, storage or traffic",
-            "batches are read fast enough; preparing them takes the recorded processor time on all but one core "
-            "of a device's share",
+            "batches are read fast enough; preparing them takes the recorded processor time on all but one vCPU of "
+            "a device's share, two thirds of it to twice as long",
         ),
-    )
+    )  # fmt: skip
 
 
 def _measured(steps_s: Mapping[str, float], kinds: Mapping[str, Instance]) -> dict[str, float]:
@@ -189,18 +196,19 @@ def _offer(
         clean[0], clean[2] = alone[0].step_time_s, alone[2].step_time_s
     apart = [0.0, 0.0, 0.0]
     if workers > 1:
+        cluster = instance.cluster(count)
+        spent = replace(cluster.between, gbit_s=cluster.between.gbit_s / (_SPENT if instance.bursts else 1))
         with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
-            path = _written(instance.cluster(count), Path(folder) / "cluster.yaml")
+            path = _written(cluster, Path(folder) / "cluster.yaml")
+            slow = _written(replace(cluster, between=spent), Path(folder) / "spent.yaml")
             dp = DataParallel(workers=workers, network=str(path), gradient_mb=wanted.gradient_mb)
             priors = dp.priors(graphs[0])
             ends = [{key: getattr(priors[key], end) for key in _UNCERTAIN} for end in ("low", "high")]
-            variants = (dp, replace(dp, **ends[0]), replace(dp, **ends[1]))
+            variants = (dp, replace(dp, **ends[0]), replace(dp, **ends[1], network=str(slow)))
             apart = [
                 max(simulate(variant.predict(each)).step_time_s - before.step_time_s, 0.0)
                 for variant, each, before in zip(variants, graphs, alone, strict=True)
             ]
-        if instance.bursts and count > 1:
-            apart[2] *= 4  # what such machines hold once their credits are spent is about a quarter
     recorded_s = loader_s(graphs[0])
     prepare = loading[0] if recorded_s is None else recorded_s
     share = max(instance.vcpus / instance.devices - 1, 1.0)
@@ -208,36 +216,20 @@ def _offer(
     clean[1] *= noise.low_s / alone[0].step_time_s
     clean[2] *= noise.high_s / alone[0].step_time_s
     steps = [a + b for a, b in zip(clean, apart, strict=True)]
-    data = [max(prepare / share - step, 0.0) for step in steps]
+    data = [max(prepare * each / share - step, 0.0) for each, step in zip(_PREPARING, steps, strict=True)]
     total = [a + b for a, b in zip(steps, data, strict=True)]
     per_epoch = max(ceil(wanted.samples / (batch * workers)), 1)
     hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
     rate = count * instance.price_per_h
     return Offer(
-        name=f"{count} x {instance.name}{region}",
-        instance=instance.name,
-        count=count,
-        device=instance.kind.name,
-        workers=workers,
-        step_s=total[0],
-        step_low_s=min(total),
-        step_high_s=max(total),
-        compute_s=clean[0],
-        communication_s=apart[0],
-        data_s=data[0],
-        steps_per_epoch=per_epoch,
-        hours=hours[0],
-        hours_low=min(hours),
-        hours_high=max(hours),
-        dollars=hours[0] * rate,
-        dollars_low=min(hours) * rate,
-        dollars_high=max(hours) * rate,
-        price_per_h=instance.price_per_h,
-        price_date=instance.date,
-        region=instance.region,
-        currency=instance.currency,
-        on_front=False,
-    )
+        name=f"{count} x {instance.name}{region}", instance=instance.name, count=count, device=instance.kind.name,
+        workers=workers, step_s=total[0], step_low_s=min(total), step_high_s=max(total), compute_s=clean[0],
+        communication_s=apart[0], data_s=data[0], steps_per_epoch=per_epoch,
+        hours=hours[0], hours_low=min(hours), hours_high=max(hours),
+        dollars=hours[0] * rate, dollars_low=min(hours) * rate, dollars_high=max(hours) * rate,
+        price_per_h=instance.price_per_h, price_date=instance.date, region=instance.region,
+        currency=instance.currency, on_front=False,
+    )  # fmt: skip
 
 
 def money(currency: str) -> str:

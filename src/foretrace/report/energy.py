@@ -12,8 +12,7 @@ from foretrace.report.units import digits, scaled, seconds, share, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
-from foretrace.serving.energy.environment import EnergyUse, Knob
-from foretrace.serving.energy.tune import Tuned, words
+from foretrace.serving.energy.tune import EnergyUse, Knob, Tuned, words
 
 
 class SettingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,20 +50,14 @@ class EnergyTuneView(Report, frozen=True, kw_only=True):
         yield About((self.target, f"limit {self.slo}{limit}"))
         if self.dry_run:
             yield listing(
-                self.knobs,
-                ("name", "setting"),
-                (lambda each: f"{each.default:g} {each.unit}".rstrip(), "now"),
+                self.knobs, ("name", "setting"), (lambda each: f"{each.default:g} {each.unit}".rstrip(), "now"),
                 (lambda each: ", ".join(f"{level:g}" for level in each.levels), "would be"),
-            )
+            )  # fmt: skip
             return
         order = sorted(self.measured, key=lambda each: (not each.within_slo, each.energy_j))
         yield listing(
-            order,
-            (lambda each: words(each.setting), "setting"),
-            ("energy_j", "energy", "J"),
-            ("time_s", "time", "seconds"),
-            ("within_slo", "within limit", "yes"),
-            top=top, noun="setting", how="--top",
+            order, (lambda each: words(each.setting), "setting"), ("energy_j", "energy", "J"),
+            ("time_s", "time", "seconds"), ("within_slo", "within limit", "yes"), top=top, noun="setting", how="--top",
         )  # fmt: skip
         if self.optimum_j and self.energy_j:
             more = self.energy_j / self.optimum_j - 1
@@ -127,13 +120,10 @@ class EnergyColocateView(Report, frozen=True, kw_only=True):
             ("within", "within limit", "share"), ("tuned_per_s", "samples tuned/s", "digits"),
         )  # fmt: skip
         yield listing(
-            self.pairs,
-            (lambda each: f"{each.request} + {each.step}", "request + step, samples"),
-            ("predicted_s", "predicted", "time"),
-            ("low_s high_s", "range", "seconds"),
-            ("measured_s", "measured", "time"),
-            ("covered", "covered", "yes"),
-        )
+            self.pairs, (lambda each: f"{each.request} + {each.step}", "request + step, samples"),
+            ("predicted_s", "predicted", "time"), ("low_s high_s", "range", "seconds"),
+            ("measured_s", "measured", "time"), ("covered", "covered", "yes"),
+        )  # fmt: skip
         yield f"{things(self.rows, 'row')} added to {self.ledger}" if self.ledger else "no row was written"
 
 
@@ -141,8 +131,7 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
     """Return the answer about fine-tuning beside inference."""
     always, admitted = (next(each for each in found.arms if each.name == name) for name in ("always", "admitted"))
     return taken(
-        EnergyColocateView,
-        found,
+        EnergyColocateView, found, ledger=ledger, rows=rows,
         headline=(
             f"Fine-tuning {found.tuned} where the predicted latency allows it keeps {share(admitted.within)} of "
             f"requests within {seconds(found.limit_s)} (always: {share(always.within)}) and tunes "
@@ -155,8 +144,6 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
             )
             for (request, step), each in found.pairs.items()
         ),
-        ledger=ledger,
-        rows=rows,
     )  # fmt: skip
 
 

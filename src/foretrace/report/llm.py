@@ -17,7 +17,7 @@ from foretrace.report.units import count, digits, seconds, share, span, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration
-from foretrace.serving.llm.capacity import Capacities, EngineCapacity
+from foretrace.serving.llm.capacity import FEW_REQUESTS, Capacities, EngineCapacity
 from foretrace.serving.llm.metrics import LATENCIES, STATISTICS, Latency, LimitMet, RangedFigure
 from foretrace.serving.llm.simulation import PoolSplit, Simulated, SimulationConfig
 from foretrace.serving.speculative.drafts import DraftSetting, RankedDraft, ServedDraft, served_draft
@@ -37,6 +37,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     model: str
     device: str
     devices: int  # of one engine
+    server: str  # all that its step times depend on, in words
     replicas: int
     policy: str
     router: str
@@ -199,7 +200,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
     source: str
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
-    price_per_h: float | None  # of a device, US dollars
+    price_per_h: float | None  # of a device of the first engine, US dollars
     energy: EnergyView | None  # of a million tokens of the first engine; null where there is no power model
 
     def shown(self, top: int) -> Iterator[Block]:
@@ -236,6 +237,11 @@ def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacity
         ends = first.requests_per_s / first.requests_high, first.requests_per_s / first.requests_low
         energy = shared.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
                               first.busy * each_s, 1, grid, working=SERVING_SHARES)  # fmt: skip
+    if len(found.requests) < FEW_REQUESTS:
+        notes.append(
+            f"{count(len(found.requests))} requests are few: an engine is not full while they come and go, so a steady "
+            f"stream may be served at a higher rate; give {count(FEW_REQUESTS)} or more."
+        )
     if found.left:
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
     if found.price_source:

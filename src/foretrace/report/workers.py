@@ -14,7 +14,7 @@ from foretrace.plan.cloud import Offer, money
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
 from foretrace.report.blocks import Block, Column, listing, notes, table, text
 from foretrace.report.page import filled
-from foretrace.report.units import digits, ranged, seconds, share, span, speed
+from foretrace.report.units import digits, long_time, ranged, seconds, share, span, speed
 from foretrace.report.views import Report, Result, taken
 from foretrace.techniques.distributed.coding import PRIOR, SIZES, TRAFFIC
 
@@ -252,7 +252,7 @@ def _time(offer: Offer) -> str:
 
 
 def _hours(value: float) -> str:
-    return f"{digits(value)} h" if value >= 1 else f"{digits(60 * value)} min"
+    return f"{digits(value)} h" if value >= 1 else long_time(3600 * value)
 
 
 def pareto_svg(view: CloudAdviseView) -> str:

@@ -11,6 +11,7 @@ import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,10 @@ from foretrace.names import keyed, question
 
 MOST_TOKENS = 1 << 31
 MOST_REQUESTS = 100_000_000
-KINDS = ("poisson", "gamma", "constant", "closed", "burst")
+TIMED = ("poisson", "gamma", "constant", "diurnal")
+KINDS = (*TIMED, "closed", "burst")
+# Shares of the rate in equal parts of the time; diurnal is Packrat's load, 8, 16, 32, 16, 8.
+_COURSES = {"constant": (1.0,), "diurnal": (0.25, 0.5, 1.0, 0.5, 0.25)}
 _OPTIONS = ("qps", "cv", "concurrency", "requests", "prompt", "output", "lengths")
 _MOMENT = "a finite number of seconds"
 _PROMPT, _OUTPUT = "1024", "256"  # where nothing is said
@@ -36,6 +40,7 @@ _COLUMNS = (
     ("Timestamp", "Request tokens", "Response tokens", 1.0),  # BurstGPT
     ("timestamp", "input_length", "output_length", 1e-3),  # Mooncake
 )
+_ARRIVALS = ("arrival_s", "arrived_at", "arrival", "timestamp")  # where there are no lengths: seconds
 _MOONCAKE_BLOCK = 512  # tokens of a block that a hash of Mooncake's traces stands for
 
 
@@ -94,7 +99,8 @@ def of(
 def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
     """Return requests from what a user writes: KIND KEY=VALUE ..., or the path of a trace.
 
-    - `poisson qps=2`, `gamma qps=2 cv=3` (cv: of the times between arrivals, 1 is Poisson), `constant qps=2`;
+    - `poisson qps=2`, `gamma qps=2 cv=3` (cv: of the times between arrivals, 1 is Poisson), `constant qps=2`,
+      `diurnal qps=2`, which is the rate in the middle fifth of the time, of a half and a quarter around it;
     - `closed concurrency=16`: 16 clients, each sends when it has its answer; `burst`: all at once;
     - with all of them `prompt=1024`, `output=64-128` (uniform), or `lengths=FILE`, drawn in pairs; `requests=N`;
     - FILE: CSV of Azure, Vidur, BurstGPT or with the columns arrival_s, prompt, output; JSON lines with timestamp (ms),
@@ -127,22 +133,26 @@ def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
 
 def _drawn(text: str, kind: str, options: dict[str, str], seconds: float, seed: int) -> Requests:
     rng = np.random.default_rng([seed, 0x6C6C6D])
-    timed = kind in ("poisson", "gamma", "constant")
+    timed = kind in TIMED
     qps = _number(text, options, "qps") if timed else 0.0
-    cv = _number(text, options, "cv", "1") if kind == "gamma" else float(kind == "poisson")
+    cv = _number(text, options, "cv", "1") if kind == "gamma" else 1.0
     concurrency = int(_number(text, options, "concurrency", whole=True)) if kind == "closed" else 0
     asked = int(_number(text, options, "requests", whole=True)) if "requests" in options else 0
     if not asked and not (timed and seconds):
         need = "`requests=`" if not timed else "`seconds=` or `requests=`"
         raise ForetraceError(f"{text!r} has no end; say how many requests with {need}.")
-    expected = asked or qps * seconds
+    shares = _COURSES.get(kind, (1.0,))
+    expected = asked or qps * float(np.mean(shares)) * seconds
     if expected > MOST_REQUESTS:
         raise ForetraceError(f"{text!r} makes {expected:.3g} requests; simulate at most {MOST_REQUESTS:,}.")
     arrival = np.zeros(asked)
-    if timed:
+    if kind in _COURSES:
+        done = expected * np.cumsum([0.0, *shares]) / sum(shares)  # requests at the ends of the parts
+        ends = np.linspace(0.0, expected / (qps * float(np.mean(shares))), len(done))
+        arrival = np.interp(np.arange(ceil(round(expected, 6))), done, ends)
+    elif timed:
         count = asked or int(expected + 6 * np.sqrt(expected) * max(cv, 1.0)) + 16
-        gaps = rng.gamma(1 / cv**2, cv**2 / qps, count) if cv else np.full(count, 1 / qps)
-        arrival = np.cumsum(gaps)
+        arrival = np.cumsum(gaps := rng.gamma(1 / cv**2, cv**2 / qps, count))
         if not asked:
             while arrival[-1] < seconds:  # unlikely
                 arrival = np.append(arrival, arrival[-1] + np.cumsum(rng.permutation(gaps)))
@@ -224,6 +234,20 @@ def _read(path: Path, *, arrivals: bool = True) -> Requests:
     if empty.all():
         raise ForetraceError(f"{path} holds no request with a prompt and an output; give another trace.")
     return found.take(np.flatnonzero(~empty[np.argsort(at, kind="stable")])) if empty.any() else found
+
+
+def arrivals_in(path: Path) -> Float64:
+    """Return (n,) seconds of the arrivals in a trace, which may have no lengths, from 0 on. Raises ForetraceError."""
+    rows = read_rows(path)
+    known = next(((names[0], names[3]) for names in _COLUMNS if {*names[:3]} <= {*rows[0]}), None)
+    known = known or next(((each, 1.0) for each in rows[0] if each.strip().lower() in _ARRIVALS), None)
+    if known is None:
+        raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_ARRIVALS)}.")
+    found: Float64 = column(path, rows, known[0], moment) * known[1]
+    if not np.isfinite(found).all() or (np.diff(found) < 0).any():
+        raise ForetraceError(f"{path}: arrivals must be numbers in order, none NaN; sort them.")
+    found -= found[0]
+    return found
 
 
 def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]) -> Float64:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from foretrace.serving.energy.command import setter
-from foretrace.serving.energy.held import held
+from foretrace.serving.energy.machine import held
 
 FREQUENCIES = (800_000, 1_200_000, 1_600_000, 2_400_000)
 

@@ -14,8 +14,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.serving.energy import command, machine
 from foretrace.serving.energy.command import environment, setter
-from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import RaplMeter, rapl_meter
+from foretrace.serving.energy.machine import held, rapl_meter, recover
 from foretrace.serving.energy.tune import tune
 from tests.serving.energy import fake_machine
 
@@ -104,11 +103,23 @@ def test_journal_of_what_is_no_longer_there_stays(root: Path, tmp_path: Path) ->
 
 def test_packages_are_counted_once_and_over_an_overflow(root: Path) -> None:
     meter = rapl_meter(root)
-    assert isinstance(meter, RaplMeter) and len(meter.zones) == 2
+    assert meter is not None and len(meter.counters) == 2
     before = meter.read()
-    (meter.zones[0] / "energy_uj").write_text("7000000")
-    (meter.zones[1] / "energy_uj").write_text("1000000")  # it has overflowed
+    for zone, energy_uj in enumerate((7_000_000, 1_000_000)):  # the second one has overflowed
+        (root / f"class/powercap/intel-rapl:{zone}/energy_uj").write_text(str(energy_uj))
     assert meter.between(before, meter.read()) == pytest.approx(2 + 262143.32885 - 4)
+
+
+def test_a_counter_may_overflow_often_while_a_command_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of 1 J to which 0.4 J are added eight times: 3.2 J, of which its last value shows 0.2."""
+    monkeypatch.setattr(command, "_LOOK_S", 0.02)
+    zone = root / "class/powercap/intel-rapl:0"
+    (zone / "energy_uj").write_text("0")
+    (zone / "max_energy_range_uj").write_text("1000000")
+    values = " ".join(str(400_000 * i % 1_000_000) for i in range(1, 9))
+    work = f"for at in {values}; do sleep 0.1; echo $at > {zone}/now; mv {zone}/now {zone}/energy_uj; done"
+    found = environment(["sh", "-c", work, "{n}"], {"n": (1.0,)}, root=root).measure((1.0,))
+    assert found.energy_j == pytest.approx(3.2)
 
 
 def test_a_machine_without_any_says_so(tmp_path: Path) -> None:

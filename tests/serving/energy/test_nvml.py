@@ -10,7 +10,7 @@ import pytest
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.serving.energy import nvml
 from foretrace.serving.energy.command import environment, meters, setter
-from foretrace.serving.energy.held import held, recover
+from foretrace.serving.energy.machine import held, recover
 
 
 class Nvml:

@@ -92,7 +92,7 @@ class PlainEngine:
         self.stage_free = [0.0] * steps.stages
         self.start, self.stuck = 0.0, True
         self.steps_begun = self.preemptions = self.hits = self.most_used = 0
-        self.area = 0.0
+        self.area = self.held = 0.0
 
     # --- blocks
 
@@ -249,7 +249,13 @@ class PlainEngine:
             return seconds * t["high"] * max(beyond, 1), host * t["high"]
         return seconds, host
 
+    def hold(self, until: float) -> None:
+        """Until something changes, the cache holds what it does now."""
+        self.area += max(until - self.held, 0.0) * (self.total - self.available())
+        self.held = max(until, self.held)
+
     def begin(self) -> None:
+        self.hold(self.start)
         step = self.next_step()
         if not step:
             self.stuck = True
@@ -258,7 +264,6 @@ class PlainEngine:
         used = self.total - self.available()
         self.most_used = max(self.most_used, used)
         end = self.start + seconds
-        self.area += (end - self.start) * used
         self.steps_begun += 1
         self.stage_free[0] = self.start = end
         for stage in range(1, self.stages):
@@ -269,6 +274,7 @@ class PlainEngine:
 
     def complete(self) -> list[Seq]:
         now, step = self.under_way.popleft()
+        self.hold(now)
         done = []
         for seq in [each for each in self.running if each in step]:
             seq.computed += seq.chunk
@@ -310,6 +316,11 @@ class PlainEngine:
             found += 1
         return found
 
+    def push(self, seq: Seq) -> None:
+        self.hold(seq.arrival)
+        self.waiting.append(seq)
+        self.wake(seq.arrival)
+
     def wake(self, now: float) -> None:
         self.stuck, self.start = False, max(self.start, now)
 
@@ -331,9 +342,7 @@ class PlainEngine:
                 continue
             if not self.coming or self.coming[0].arrival > until:
                 return
-            seq = self.coming.popleft()
-            self.waiting.append(seq)
-            self.wake(seq.arrival)
+            self.push(self.coming.popleft())
 
 
 def serve(
@@ -361,7 +370,6 @@ def serve(
     following = deque(can[first:])
     for seq in can[:first]:
         engine.advance(seq.arrival, following)
-        engine.waiting.append(seq)
-        engine.wake(seq.arrival)
+        engine.push(seq)
     engine.advance(inf, following)
     return seqs, engine

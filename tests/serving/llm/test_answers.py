@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,21 @@ def test_what_cannot_be(more: dict[str, object], said: str) -> None:
     with pytest.raises(ForetraceError, match=said) as error:
         simulated(ask)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("row", "latency", "of"), [
+    ({"output_length": 1, "hash_ids": [0, 0]}, "e2e", "p50"),  # no answer has a second token
+    ({"output_length": 9, "hash_ids": [1, 2]}, "ttft", "p50"),  # all but the first find their prompt in the cache
+])  # fmt: skip
+def test_a_limit_that_requests_keep_is_possible(row: dict[str, object], latency: str, of: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [row | {"timestamp": 1000 * i, "input_length": 1025} for i in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    ask = SimulationConfig(model="llama-3-8b", device="h100", asked=str(path))
+    least = getattr(simulated(ask).figures.latencies[latency], of).low
+    assert least is not None
+    (met,) = simulated(replace(ask, slo=f"{latency}.{of}={1.01 * least}s")).figures.limits
+    assert met.met == "maybe"
 
 
 def test_page_shows_distributions_and_the_cache() -> None:

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.report.llm import llm_simulated
 from foretrace.serving.llm.calibration import MeasuredRun, calibrate, read_calibration, read_runs, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import simulate
 from foretrace.serving.llm.metrics import latency_statistics
+from foretrace.serving.llm.simulation import SimulationConfig, simulated
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import requests
 
@@ -52,8 +55,10 @@ def test_one_load_gives_the_level_alone_and_is_kept(tmp_path: Path) -> None:
     assert read_calibration(path) == found
     again = step_times("llama-3-8b", "h100", calibration=path)
     assert again.request_s == found.request_s and (again.table.linear_s == found.level * STEPS.table.linear_s).all()
-    with pytest.raises(ForetraceError, match="not of llama-3-8b on H100-SXM5-80GB \\(2 devices"):
-        step_times("llama-3-8b", "h100", tp=2, calibration=path)
+    others: list[dict[str, Any]] = [{"tp": 2}, {"dtype": "fp8"}, {"engine": "sglang"}]
+    for other, said in zip(others, ("tp=2, bf16, vllm", "fp8, vllm", "bf16, sglang"), strict=True):
+        with pytest.raises(ForetraceError, match=f"not of llama-3-8b on H100-SXM5-80GB \\({said}\\)"):
+            step_times("llama-3-8b", "h100", calibration=path, **other)
 
 
 def test_runs_that_contradict_widen_the_range() -> None:
@@ -90,6 +95,34 @@ def test_what_vllm_saves(tmp_path: Path) -> None:
     assert found.requests.arrival_s[-1] == pytest.approx(20, rel=0.5)
 
 
+def test_clients_that_a_rate_leaves_idle_are_no_load(tmp_path: Path) -> None:
+    """At 2 requests per second, each 0.8 s long, 64 clients would be a server that is 40 times as busy."""
+    path = tmp_path / "bench.json"
+    for rate, clients, load in ((2.0, 64, (2.0, 0)), (200.0, 64, (64.0, 64)), (float("inf"), 64, (64.0, 64))):
+        path.write_text(json.dumps(VLLM | {"completed": 80, "max_concurrency": clients, "request_rate": rate}))
+        (found,) = read_runs(path)
+        assert (found.load, found.requests.concurrency) == load
+
+
+def test_a_simulation_is_a_run_of_its_own_engine_alone(tmp_path: Path) -> None:
+    """Of a trace, the requests are read again; several engines, another policy or another server are no run of it."""
+    trace, path = tmp_path / "trace.csv", tmp_path / "run.json"
+    trace.write_text("arrival_s,prompt,output\n" + "".join(f"{i},{400 + i},{20 + i}\n" for i in range(40)))
+    config = SimulationConfig(model="llama-3-8b", device="h100", asked=str(trace), seconds=30)
+    ran = msgspec.to_builtins(llm_simulated(simulated(config)))
+    path.write_text(json.dumps(ran))
+    runs = read_runs(path)
+    assert len(runs[0].requests) == 30
+    found = calibrate(STEPS, runs, 0.8, 1.3)
+    assert found.level == pytest.approx(1, abs=1e-3) and found.request_s == pytest.approx(STEPS.request_s, abs=1e-4)
+    with pytest.raises(ForetraceError, match=r"ran llama-3-8b on H100.*, not llama-2-7b"):
+        calibrate(step_times("llama-2-7b", "h100"), runs, 0.8, 1.3)
+    for other in ({"replicas": 4}, {"policy": "static"}):
+        path.write_text(json.dumps(ran | other))
+        with pytest.raises(ForetraceError, match="must be of one engine without a draft"):
+            read_runs(path)
+
+
 def test_what_sglang_appends(tmp_path: Path) -> None:
     path = tmp_path / "bench.jsonl"
     rows = [VLLM | {"backend": "sglang", "max_concurrency": n, "request_rate": float("inf")} for n in (4, 8)]
@@ -102,7 +135,7 @@ def test_what_sglang_appends(tmp_path: Path) -> None:
     ("", "no result"), ("[1]", "no result"), ("{", "no JSON"), ("{}", "missing required field `completed`"),
     (json.dumps(VLLM | {"mean_tpot_ms": -1}), "> 0.0 - at `\\$.mean_tpot_ms`"),
     (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "at `\\$.mean_ttft_ms`"),
-    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "missing required field `ttft_s`"),
+    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "missing required field `server`"),
 ])  # fmt: skip
 def test_what_is_no_run(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
@@ -111,7 +144,7 @@ def test_what_is_no_run(text: str, said: str, tmp_path: Path) -> None:
         read_runs(path)
 
 
-@pytest.mark.parametrize("text", ["{}", "x", '{"format": 2}'])
+@pytest.mark.parametrize("text", ["{}", "x", '{"format": 1}'])
 def test_what_is_no_calibration(text: str, tmp_path: Path) -> None:
     path = tmp_path / "server.json"
     path.write_text(text)

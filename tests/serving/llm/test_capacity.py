@@ -10,6 +10,7 @@ import pytest
 
 from foretrace import executor
 from foretrace.errors import ForetraceError
+from foretrace.report.llm import llm_capacity
 from foretrace.serving.llm import capacity as search
 from foretrace.serving.llm.capacity import Deployed, capacities, deployments
 from foretrace.serving.llm.deployment import step_times
@@ -64,6 +65,26 @@ def test_nothing_beats_the_best_in_both() -> None:
     assert found.price_per_h is not None
     cost = best[0].usd_per_million_tokens
     assert cost == pytest.approx(found.price_per_h / 3600 / best[0].tokens_per_s_device * 1e6)
+
+
+def test_an_engine_of_several_devices_is_paid_on_a_machine_that_has_them() -> None:
+    """An L4 costs 0.81 dollars alone and 1.15 in a machine of four; engines beyond any machine take the largest."""
+    alone, together, beyond = (search._price("l4", devices)[0] for devices in (1, 2, 16))
+    assert (alone, together) == (pytest.approx(0.8048), pytest.approx(4.6016 / 4)) and beyond is not None
+    found = capacities(replace(ASK, model="llama-3-8b", device="l4", slo="ttft.p50=9s"), devices=2, seconds=60)
+    for one in found.engines:
+        if one.usd_per_million_tokens:
+            price = alone if one.engine.devices == 1 else together
+            assert price is not None
+            assert one.usd_per_million_tokens == pytest.approx(price / 3600 / one.tokens_per_s_device * 1e6)
+
+
+def test_few_requests_are_told() -> None:
+    """50 requests are served at 12 per second, where 20,000 alike are at 17: the engine fills and drains meanwhile."""
+    config = replace(ASK, asked="poisson requests=50 prompt=8 output=2")
+    told = [llm_capacity(capacities(each, devices=1, seconds=0)).notes for each in (config, replace(
+        config, asked="poisson requests=300 prompt=8 output=2"))]  # fmt: skip
+    assert ["are few" in " ".join(each) for each in told] == [True, False]
 
 
 def test_search_stops_and_goes_on(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 from foretrace.serving.llm.deployment import beside, step_times
 from foretrace.serving.llm.drafted import draft_like
+from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import SERVED, served_model
 from foretrace.serving.llm.step_law import FORMATS, LAWS, LawTimes, Layout, law_of, number_format
+from foretrace.serving.llm.step_times import LOW, MIDDLE
+from foretrace.serving.requests import of
 
 
 def test_published_sizes() -> None:
@@ -98,6 +101,23 @@ def test_links_that_the_law_was_not_fitted_to_widen_the_range() -> None:
 def test_what_cannot_be(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
         step_times("llama-3-8b", "h100", **change)
+
+
+def test_what_an_index_saves_in_long_contexts_is_in_the_range() -> None:
+    """GLM-5 attends to 2,048 tokens of 100,000: between nothing of the attention saved and 24 parts of 25."""
+    steps = step_times("glm-5", "b200", tp=8, dtype="fp8")
+    found = [simulate(of([0.0] * 64, [100_000] * 64, [9] * 64), steps, EngineRules(), end=end) for end in (LOW, MIDDLE)]
+    low, middle = (each.finish_s.max() for each in found)
+    assert low < middle / 5
+    assert any("chooses 2,048" in why for why in steps.whys)
+
+
+def test_heads_of_keys_that_devices_cannot_share_evenly_are_refused() -> None:
+    """As engines do: 48 heads can be shared by 6 and 12 devices, and their 8 heads of keys cannot."""
+    for tp in (6, 12):
+        with pytest.raises(ForetraceError, match="`tp=` must divide the 8 heads of keys of mixtral-8x22b"):
+            step_times("mixtral-8x22b", "h100", tp=tp)
+    assert step_times("mixtral-8x22b", "h100", tp=16).kv_bytes_per_token == 2 * 2 * 56 * 128
 
 
 def test_a_model_that_nobody_knows() -> None:

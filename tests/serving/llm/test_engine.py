@@ -59,6 +59,8 @@ def conserved(asked: Requests, found: Served, computed: bool = False) -> None:
     assert (found.first_s <= found.finish_s)[done].all()
     assert found.gaps.sum() == found.emitted - (0 if computed else done.sum())
     np.testing.assert_allclose(found.over_time[:, 0].sum(), found.used_s, rtol=1e-9, atol=1e-12)
+    stayed = (found.finish_s - found.arrival_s)[done].sum()  # Little's law: who runs or waits, over time
+    np.testing.assert_allclose(found.over_time[:, 1:].sum(), stayed, rtol=1e-9, atol=1e-9)
 
 
 # --- known answers ---------------------------------------------------------------------------------------------------
@@ -89,6 +91,12 @@ def test_pipeline() -> None:
     found = simulate(asked, constant(1.0, stages=2), EngineRules(sequences=4))
     assert sorted(found.finish_s) == [22, 22, 23, 23]
     assert found.busy_s == 22 and found.steps == 22
+
+
+def test_a_cache_is_in_use_on_all_stages_of_a_pipeline() -> None:
+    """One sequence in a pipeline of four stages holds its block until it leaves the last one."""
+    found = simulate(served.of([0.0], [4], [5]), constant(1.0, stages=4))
+    assert (found.seconds, found.busy_s, found.used_s) == (20, 5, 20)
 
 
 def test_batching_policies_differ() -> None:

@@ -47,6 +47,9 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
     np.testing.assert_allclose(arrivals(str(file), rate=1, seconds=2), [0, 0.5], atol=1e-6)
     file.write_text("arrival_s\n5\n7.5\n1e2\n")
     np.testing.assert_allclose(arrivals(str(file), rate=1, seconds=99), [0, 2.5, 95])
+    file.write_text('{"timestamp": 500, "input_length": 7, "output_length": 5}\n' * 2)  # Mooncake's, in milliseconds
+    file.write_text(file.read_text() + '{"timestamp": 2000, "input_length": 7, "output_length": 5}\n')
+    np.testing.assert_allclose(arrivals(str(file), rate=1, seconds=9), [0, 0, 1.5])
     for text, words in [
         ("a,b\n1,2\n", "must have a column of arrivals"),
         ("arrival_s\n1\nx\n", "request 2: arrival_s is 'x', no number"),

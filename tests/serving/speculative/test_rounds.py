@@ -20,8 +20,8 @@ from foretrace.serving.speculative.rounds import (
 )
 from foretrace.techniques.compute.acceptance import Acceptance
 
-TIMES = RoundTimes(verify_s=tuple(1e-3 * (1 + 0.05 * m) for m in range(9)), draft_s=2e-4, catch_up_s=1e-5, round_s=2e-5,
-                   proposal_s=1e-5, token_s=1e-5, low=0.9, high=1.2, verify_low=0.8, verify_high=1.2)  # fmt: skip
+TIMES = RoundTimes(verify_s=tuple(1e-3 * (1 + 0.05 * m) for m in range(9)), draft_s=2e-4, catch_up_s=1e-5,
+                   low=0.9, high=1.2, verify_low=0.8, verify_high=1.2)  # fmt: skip
 
 
 @pytest.mark.parametrize(("rate", "k", "tau"), [(0.8, 5, 3.689), (0.6, 3, 2.176), (0.9, 8, 6.126)])

@@ -137,16 +137,9 @@ class Colocation:
 
 
 def colocate(
-    model: str,
-    tuned: str,
-    *,
-    slo: str,
-    size: str = "tiny",
-    seconds: float = 20.0,
-    core: int = 0,
-    seed: int = 0,
+    model: str, tuned: str, *, slo: str, size: str = "tiny", seconds: float = 20.0, core: int = 0, seed: int = 0,
     tell: Callable[[float], None] | None = None,
-) -> Colocation:
+) -> Colocation:  # fmt: skip
     """Measure pairs, fit the law, hold it against other pairs, and serve requests with each way to admit steps.
 
     Args:

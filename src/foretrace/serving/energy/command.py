@@ -7,8 +7,8 @@ of the machine. The command has to do the same work at every setting, so that en
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,11 +17,10 @@ from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError, refused
 from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
-from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
-from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import SYSFS, RaplMeter, Setter, beyond
+from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond, held, recover
+from foretrace.serving.energy.tune import EnergyUse, Knob, Setting, TunedEnvironment
 
-Meter = RaplMeter | nvml.NvmlMeter
+_LOOK_S = 60.0  # between readings of counters: those of a processor overflow after some minutes at full power
 _CPU_KNOBS = {"cpu-frequency": machine.cpu_frequency, "cpu-power-limit": machine.cpu_power_limit}
 
 
@@ -44,12 +43,17 @@ class CommandEnvironment(TunedEnvironment):
         for name, setter in self.setters.items():
             setter.set(values[name])
         words = [_filled(word, values) for word in self.command]
-        before = [meter.read() for meter in self.meters]
+        energy_j, last = 0.0, [meter.read() for meter in self.meters]
+
+        def count() -> None:
+            nonlocal energy_j, last
+            before, last = last, [meter.read() for meter in self.meters]
+            energy_j += sum(meter.between(a, b) for meter, a, b in zip(self.meters, before, last, strict=True))
+
         began = perf_counter()
-        _run(words)
+        _run(words, count)
         time_s = perf_counter() - began
-        after = [meter.read() for meter in self.meters]
-        energy_j = sum(meter.between(a, b) for meter, a, b in zip(self.meters, before, after, strict=True))
+        count()
         if not energy_j > 0:
             raise ForetraceError(f"{self.name} took less energy than the counter tells; give it more work.")
         return EnergyUse(energy_j, time_s)
@@ -129,11 +133,24 @@ def _filled(word: str, values: Mapping[str, float]) -> str:
     return word
 
 
-def _run(words: Sequence[str]) -> None:
-    """Run a command; where we are interrupted, it is killed. Raises ForetraceError where it fails."""
+def _run(words: Sequence[str], meanwhile: Callable[[], None]) -> None:
+    """Run a command, and `meanwhile` every `_LOOK_S`; where we are interrupted, the command is killed.
+
+    Raises ForetraceError where it fails.
+    """
     with refused(f"cannot run {words[0]}", "give a command"):
-        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
+        running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with running:
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    _, errors = running.communicate(timeout=_LOOK_S)
+                    break
+                meanwhile()
+        except BaseException:
+            running.kill()
+            raise
+    if running.returncode:
+        said = errors.decode("utf-8", errors="replace").strip().splitlines()
         why = said[-1] if said else "it said nothing"
-        raise ForetraceError(f"{' '.join(words)} ended with code {done.returncode}: {why}.")
+        raise ForetraceError(f"{' '.join(words)} ended with code {running.returncode}: {why}.")

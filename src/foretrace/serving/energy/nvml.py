@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from foretrace.errors import ForetraceError, needing
-from foretrace.serving.energy.machine import Setter, State
+from foretrace.serving.energy.machine import Meter, Setter, State
 
 GPU_KNOBS = ("gpu-power-limit", "gpu-frequency", "gpu-memory-frequency")
 _MW = 1e3
@@ -52,23 +51,6 @@ class NvmlSetter(Setter):
         return "Gpu" if self.name == "gpu-frequency" else "Memory"
 
 
-@dataclass(frozen=True)
-class NvmlMeter:
-    """The GPU's own counter of energy."""
-
-    library: Any
-    handle: Any
-    name = "GPU (NVML)"
-
-    def read(self) -> list[float]:
-        """Read the energy since the driver was loaded."""
-        return [float(_asked(self.library, "nvmlDeviceGetTotalEnergyConsumption", self.handle)) / 1e3]
-
-    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
-        """Return the difference."""
-        return after[0] - before[0]
-
-
 def library() -> Any:
     """Return NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
     with needing("setting a GPU"):
@@ -95,13 +77,19 @@ def gpu_setter(found: Any, name: str) -> NvmlSetter:
     return NvmlSetter(library=found, handle=handle, name=name, unit=unit, low=low, high=high, levels=tuple(levels))
 
 
-def gpu_meter() -> NvmlMeter | None:
-    """Return the meter of GPU 0; None where there is none, or no package to ask it."""
+def gpu_meter() -> Meter | None:
+    """Return the meter of GPU 0; None where there is none, it does not count, or there is no package to ask it."""
+
+    def counter() -> float:
+        return float(_asked(found, "nvmlDeviceGetTotalEnergyConsumption", handle)) / 1e3
+
     try:
         found = library()
+        handle = _asked(found, "nvmlDeviceGetHandleByIndex", 0)
+        counter()
     except ForetraceError:
         return None
-    return NvmlMeter(found, _asked(found, "nvmlDeviceGetHandleByIndex", 0))
+    return Meter(name="GPU (NVML)", counters=(counter,))
 
 
 def _asked(found: Any, function: str, *arguments: Any) -> Any:

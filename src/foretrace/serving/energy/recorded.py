@@ -1,4 +1,4 @@
-"""`RecordedTraining`: trainings whose power Zeus recorded at every batch size and power limit (You et al., NSDI 2023).
+"""Trainings whose power Zeus recorded at every batch size and power limit (You et al., NSDI 2023).
 
 Time to the target is seconds per epoch times the mean number of epochs, of the runs that reached it; energy is that
 times the average power. The files are `summary_power_GPU.csv` and `summary_train.csv` or `.csv.gz` of Zeus' traces.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import isfinite, log
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed, question
 from foretrace.reading import read_text
-from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
+from foretrace.serving.energy.tune import EnergyUse, Knob, Setting, TunedEnvironment
 
 PREFIX = "zeus:"
 _POWER = "summary_power_"
@@ -28,28 +27,7 @@ _USUAL = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedTraining(TunedEnvironment):
-    """A training on one GPU to a target, at the batch sizes and power limits that were recorded."""
-
-    points: Mapping[Setting, EnergyUse]
-
-    def measure(self, setting: Setting) -> EnergyUse:
-        """Return the energy as recorded."""
-        return self.points[setting]
-
-    @property
-    def fastest(self) -> Setting:
-        """The setting with the least time."""
-        return min(self.points, key=lambda at: self.points[at].time_s)
-
-    def optimum(self, limit_s: float) -> Setting | None:
-        """Return the setting with the least energy within a time, by enumeration; None where there is none."""
-        kept = (at for at, each in self.points.items() if each.time_s <= limit_s)
-        return min(kept, key=lambda at: self.points[at].energy_j, default=None)
-
-
-def read(words: Sequence[str]) -> RecordedTraining:
+def read(words: Sequence[str]) -> TunedEnvironment:
     """Read it from "zeus:PATH", "workload=NAME", "gpu=NAME", "target=X"; PATH is a folder of traces or its summary of
     one GPU.
 
@@ -82,15 +60,11 @@ def read(words: Sequence[str]) -> RecordedTraining:
     gpu = power.name.removeprefix(_POWER).removesuffix(".csv")
     usual = min(sizes, key=lambda size: abs(log(size / batch))) if batch else sizes[-1]
     highest = max(limit for size, limit in points if size == usual)
-    return RecordedTraining(
-        name=f"{workload} on {gpu} to {target:g}",
-        knobs=(
-            Knob(name="batch", unit="", levels=sizes, default=usual),
-            Knob(name="gpu-power-limit", unit="W", levels=limits, default=highest),
-        ),
-        only=tuple(sorted(points)),
-        points=points,
+    knobs = (
+        Knob(name="batch", unit="", levels=sizes, default=usual),
+        Knob(name="gpu-power-limit", unit="W", levels=limits, default=highest),
     )
+    return TunedEnvironment(name=f"{workload} on {gpu} to {target:g}", knobs=knobs, points=points)
 
 
 def _power_file(path: Path, gpu: str) -> Path:

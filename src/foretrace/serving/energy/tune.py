@@ -1,20 +1,85 @@
-"""`tune`: the setting that takes the least energy within a limit on time, in few measurements (PolyThrottle, 2023)."""
+"""`tune`: the setting that takes the least energy within a limit on time, in few measurements (PolyThrottle, 2023).
+
+`TunedEnvironment` is work whose energy and time depend on settings: recorded (`recorded.py`), or a command that runs
+here (`command.py`); `EnergyProblem` is its search.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from math import inf, isfinite
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite, log
 
 from foretrace.errors import ForetraceError
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
+from foretrace.search.space import Constrained, Problem, RatioChoices
 from foretrace.search.strategy import SearchStrategy
-from foretrace.serving.energy.environment import EnergyProblem, EnergyUse, Setting, TunedEnvironment
-from foretrace.serving.energy.recorded import RecordedTraining
 
 STRATEGY = ConstrainedBayes(length=0.9, noise=(1e-4, 1e-1), clip=1.0)  # benchmarks/energy_tune.py --select
 EVALUATIONS = 16
+Setting = tuple[float, ...]  # a value per knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """Something that can be set: its levels, upwards, and the one to begin with."""
+
+    name: str
+    unit: str
+    levels: tuple[float, ...]
+    default: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyUse:
+    """What the work takes at a setting."""
+
+    energy_j: float
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedEnvironment:
+    """Work whose energy and time depend on settings."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+    points: Mapping[Setting, EnergyUse] = field(default_factory=dict)  # of all settings, where they were recorded
+
+    def named(self, setting: Setting) -> dict[str, float]:
+        """Return its values by the names of the knobs."""
+        return {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
+
+    def measure(self, setting: Setting) -> EnergyUse:
+        """Do the work so, or return what was recorded of it. Raises ForetraceError where that cannot be."""
+        return self.points[setting]
+
+    @property
+    def fastest(self) -> Setting:
+        """The recorded setting with the least time."""
+        return min(self.points, key=lambda at: self.points[at].time_s)
+
+    def optimum(self, limit_s: float) -> Setting | None:
+        """Return the recorded setting with the least energy within a time, by enumeration; None where there is none."""
+        kept = (at for at, each in self.points.items() if each.time_s <= limit_s)
+        return min(kept, key=lambda at: self.points[at].energy_j, default=None)
+
+
+class EnergyProblem(Problem[Setting]):
+    """The least energy within `limit_s`: costs are logarithms, and each setting is measured once."""
+
+    def __init__(self, environment: TunedEnvironment, limit_s: float, measured: dict[Setting, EnergyUse]) -> None:
+        self.environment, self.limit_s, self.measured = environment, limit_s, measured
+        self.space = RatioChoices(tuple(knob.levels for knob in environment.knobs), tuple(sorted(environment.points)))
+
+    def costs(self, points: Sequence[Setting]) -> list[float]:
+        """Return the cost of every setting, with by how much it is above the limit."""
+        for point in points:
+            if point not in self.measured:
+                self.measured[point] = self.environment.measure(point)
+        found = (self.measured[point] for point in points)
+        return [Constrained(log(each.energy_j), log(each.time_s / self.limit_s)) for each in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +113,9 @@ def limit(text: str, reference_s: float) -> float:
 
 
 def tune(
-    environment: TunedEnvironment,
-    slo: str,
-    *,
-    evaluations: int = EVALUATIONS,
-    strategy: SearchStrategy = STRATEGY,
-    seed: int = 0,
-    tell: Callable[[float], None] | None = None,
-) -> Tuned:
+    environment: TunedEnvironment, slo: str, *, evaluations: int = EVALUATIONS, strategy: SearchStrategy = STRATEGY,
+    seed: int = 0, tell: Callable[[float], None] | None = None,
+) -> Tuned:  # fmt: skip
     """Measure the default setting, then those of the strategy.
 
     A relative `slo` is of the fastest recorded time; of a command, of its time at the default setting. Raises
@@ -63,12 +123,11 @@ def tune(
     """
     default = tuple(knob.default for knob in environment.knobs)
     measured = {default: environment.measure(default)}
-    recorded = environment if isinstance(environment, RecordedTraining) else None
-    reference = measured[default] if recorded is None else recorded.points[recorded.fastest]
-    limit_s = limit(slo, reference.time_s)
-    optimum = None
-    if recorded is not None and (optimum := recorded.optimum(limit_s)) is None:
-        raise _nothing(slo, recorded.points, environment)
+    recorded = environment.points
+    limit_s = limit(slo, (recorded[environment.fastest] if recorded else measured[default]).time_s)
+    optimum = environment.optimum(limit_s)
+    if recorded and optimum is None:
+        raise _nothing(slo, recorded, environment)
     problem = EnergyProblem(environment, limit_s, measured)
     found = minimise(
         problem, strategy=strategy, starts=[default], calls=evaluations, seed=seed,

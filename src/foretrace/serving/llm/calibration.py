@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from foretrace.reading import read_struct, read_text
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import Latency, latency_statistics
 from foretrace.serving.llm.step_times import StepTimes
-from foretrace.serving.requests import Requests, of, requests
+from foretrace.serving.requests import KINDS, Requests, of, requests
 
 _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
 _HOSTS = (1e-5, 0.5)  # seconds
@@ -57,11 +57,12 @@ class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
 class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, and the server that it holds for."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     model: str
     device: str
     devices: int
     stages: int
+    server: str  # what else step times depend on, too
     level: _Factor  # on the time of the devices
     host_s: _Seconds  # of a step
     request_s: _Seconds  # of a request beside steps
@@ -71,13 +72,8 @@ class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
     def applied(self, steps: StepTimes) -> StepTimes:
         """Return the step times of this server. Raises ForetraceError where it is another one's."""
-        mine, asked = ((self.model, self.device, self.devices, self.stages),
-                       (steps.model, steps.device, steps.devices, steps.stages))  # fmt: skip
-        if mine != asked:
-            names = "of {} on {} ({} devices in {} stages)"
-            raise ForetraceError(
-                f"`calibration=` is {names.format(*mine)}, not {names.format(*asked)}; calibrate that server."
-            )
+        if self.server != steps.server:
+            raise ForetraceError(f"`calibration=` is of {self.server}, not of {steps.server}; calibrate that server.")
         return scaled(steps, self.level, self.host_s, self.request_s, self.low, self.high)
 
     def save(self, path: Path) -> None:
@@ -107,6 +103,7 @@ class MeasuredRun:
     requests: Requests
     ttft_s: float
     tpot_s: float
+    server: str = ""  # as `StepTimes` names it; "": not known
 
 
 def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: float) -> EngineCalibration:
@@ -116,6 +113,8 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
     """
     if not runs:
         raise ForetraceError("nothing to calibrate from; give one measured run or more.")
+    if other := next((run for run in runs if run.server not in ("", steps.server)), None):
+        raise ForetraceError(f"{other.source} ran {other.server}, not {steps.server}; calibrate that server.")
     loads = [run.load for run in runs]
     free = 2 if max(loads) / min(loads) > _SAME_LOAD else 1
     rules = EngineRules(sequences=max(EngineRules().sequences, *(run.requests.concurrency for run in runs)))
@@ -154,8 +153,8 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
     before, after = played(1.0, steps.table.host_s, steps.request_s), played(level, host_s, request_s)
     left = max(max(run.tpot_s / tpot, tpot / run.tpot_s) for run, (_, tpot) in zip(runs, after, strict=True))
     return EngineCalibration(
-        model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, level=level, host_s=host_s,
-        request_s=request_s, low=min(low, 1 / left), high=max(high, left),
+        model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, server=steps.server,
+        level=level, host_s=host_s, request_s=request_s, low=min(low, 1 / left), high=max(high, left),
         runs=tuple(
             CalibratedRun(
                 source=run.source, load=run.load, requests=len(run.requests), ttft_s=run.ttft_s,
@@ -194,8 +193,11 @@ class _Saved(msgspec.Struct):
     def run(self, where: str) -> MeasuredRun:
         """Return the run, with lengths drawn where they were not saved."""
         count, clients = self.completed, max(self.max_concurrency or 0, 0)
-        rate = 0.0 if clients or not isinstance(self.request_rate, float) else self.request_rate
-        rate = rate if 0 < rate < inf else 0.0
+        rate = self.request_rate if isinstance(self.request_rate, float) and 0 < self.request_rate < inf else 0.0
+        ttft_s, tpot_s = self.mean_ttft_ms / 1e3, self.mean_tpot_ms / 1e3
+        if rate and clients:  # by Little's law so many requests are at the server where nothing holds them back
+            at_once = rate * (ttft_s + tpot_s * (self.total_output_tokens / count - 1))
+            clients, rate = (0, rate) if at_once < clients else (clients, 0.0)
         if count > _MOST:
             raise ForetraceError(f"{where}: a run of {count:.3g} requests is more than {_MOST:,}; give a shorter one.")
         lengths = [each for each in (self.input_lens, self.output_lens) if each is not None and len(each) == count]
@@ -210,26 +212,39 @@ class _Saved(msgspec.Struct):
         arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / rate if rate else 0.0, count))
         asked = of(arrivals - arrivals[0], prompts, outputs, concurrency=min(clients, count), drawn=rate > 0,
                    source=where)  # fmt: skip
-        return MeasuredRun(source=where, load=rate or float(clients or count), requests=asked,
-                           ttft_s=self.mean_ttft_ms / 1e3, tpot_s=self.mean_tpot_ms / 1e3)  # fmt: skip
+        return MeasuredRun(source=where, load=rate or float(clients or count), requests=asked, ttft_s=ttft_s,
+                           tpot_s=tpot_s)  # fmt: skip
 
 
 class _Simulated(msgspec.Struct):
     """What this needs of the answer of `foretrace llm simulate`."""
 
+    server: str
+    replicas: int
+    policy: str
     source: str
     requests: Annotated[int, _POSITIVE]
     ttft_s: Latency
     tpot_s: Latency
+    pools: dict[str, Any] | None
+    speculation: dict[str, Any] | None
 
     def run(self, where: str) -> MeasuredRun:
-        """Return the run; its requests are drawn again."""
-        asked = requests(self.source if "requests=" in self.source else f"{self.source} requests={self.requests}")
+        """Return the run; its requests are drawn or read again."""
+        if self.replicas > 1 or self.pools or self.speculation or self.policy != EngineRules().policy:
+            raise ForetraceError(
+                f"{where} must be of one engine without a draft whose policy is {EngineRules().policy}; simulate that."
+            )
+        drawn = self.source.partition(" ")[0].lower() in KINDS
+        count = f" requests={self.requests}" if drawn and "requests=" not in self.source else ""
+        asked = requests(self.source + count)
+        asked = asked.take(np.arange(min(self.requests, len(asked))))  # of a trace, those that came in time
         load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
         ttft_s, tpot_s = self.ttft_s.mean.value or 0.0, self.tpot_s.mean.value or 0.0
         if not (0 < ttft_s < inf and 0 < tpot_s < inf):
             raise ForetraceError(f"{where} has no mean TTFT and TPOT above 0; simulate longer answers.")
-        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft_s, tpot_s=tpot_s)
+        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft_s, tpot_s=tpot_s,
+                           server=self.server)  # fmt: skip
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:

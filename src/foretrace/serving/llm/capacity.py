@@ -7,7 +7,7 @@ times as they are, and at both ends of their range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -28,10 +28,11 @@ from foretrace.serving.llm.engine import Served, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistics, limits
 from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE
-from foretrace.serving.requests import Requests, requests
+from foretrace.serving.requests import TIMED, Requests, requests
 
 RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
 SEQUENCES = (32, 128, 512)
+FEW_REQUESTS = 300  # of fewer, rates were up to a third below those of 20,000 requests
 _STAGES = (1, 2, 4)
 _HALVINGS = 9  # of eight octaves: rates are known to 1.1 %
 _LEAST = 2.0**-8  # of the rate at which the engine is always busy; below it nothing is worth serving
@@ -94,7 +95,7 @@ class Capacities:
     requests: Requests
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
-    price_per_h: float | None  # of a device, US dollars
+    price_per_h: float | None  # of a device of the first engine, US dollars
     price_source: str
 
 
@@ -108,7 +109,7 @@ def capacities(
         config: model, device, requests (their rate does not matter), limits, seed; layout and rules are searched.
         devices: most that one engine has.
         seconds: for the search.
-        price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that has it.
+        price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that holds an engine.
         state: a file of what was found; it is read first, and written after each round.
         progress: called with the share of the deployments that are done.
 
@@ -140,19 +141,22 @@ def capacities(
             if progress is not None:
                 progress(len(done) / len(every))
     found = [done[each] for each in every if each in done]
-    per_h, source = (price, "as given") if price else _price(config.device)
+    sizes = {each.engine.devices for each in found}
+    prices = {size: (price, "as given") if price else _price(config.device, size) for size in sizes}
+    engines = tuple(_ranked(found, {size: per_h for size, (per_h, _) in prices.items()}))
+    per_h, source = prices[engines[0].engine.devices]
     return Capacities(
-        config=config, requests=asked, engines=tuple(_ranked(found, per_h)), left=len(todo), price_per_h=per_h,
-        price_source=source,
-    )  # fmt: skip
+        config=config, requests=asked, engines=engines, left=len(todo), price_per_h=per_h, price_source=source
+    )
 
 
-def _ranked(found: Sequence[EngineCapacity], price: float | None) -> Iterator[EngineCapacity]:
+def _ranked(found: Sequence[EngineCapacity], prices: Mapping[int, float | None]) -> Iterator[EngineCapacity]:
     """Yield those first that serve most per device, with costs; mark those that no other one beats in both rates."""
     fastest = 0.0
     for one in sorted(found, key=lambda one: (-one.tokens_per_s_device, one.engine)):
         best = bool(one.requests_per_s) and one.tokens_per_s_user > fastest
         fastest = one.tokens_per_s_user if best else fastest
+        price = prices[one.engine.devices]
         cost = price / 3600 / one.tokens_per_s_device * 1e6 if price and one.tokens_per_s_device else None
         yield msgspec.structs.replace(one, best=best, usd_per_million_tokens=cost)
 
@@ -167,12 +171,10 @@ def deployments(devices: int) -> Iterator[Deployed]:
 
 def _paced(config: SimulationConfig) -> Requests:
     """Return the requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
-    timed = config.asked.lower().startswith(("poisson", "gamma", "constant")) and "qps=" not in config.asked
+    timed = config.asked.lower().startswith(TIMED) and "qps=" not in config.asked
     asked = requests(config.asked + " qps=1" if timed else config.asked, seconds=config.seconds, seed=config.seed)
     if asked.concurrency or not np.ptp(asked.arrival_s):
-        raise ForetraceError(
-            "`requests=` must come at a rate that can be changed: poisson, gamma, constant or a trace."
-        )
+        raise ForetraceError(f"`requests=` must come at a rate that can be changed: {', '.join(TIMED)} or a trace.")
     return asked
 
 
@@ -234,10 +236,14 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed]) -> EngineCapaci
     )  # fmt: skip
 
 
-def _price(device: str) -> tuple[float | None, str]:
-    """Return US dollars of a device per hour on the cheapest machine that has it, and which that is."""
+def _price(device: str, devices: int) -> tuple[float | None, str]:
+    """Return US dollars of a device per hour on the cheapest machine that has so many, else most, and which that is."""
     offers = [each for each in instances() if each.kind == named(device)]
-    least = min(offers, key=lambda each: each.price_per_h / each.devices, default=None)
+    needed = min(devices, max((each.devices for each in offers), default=0))
+    least = min(
+        (each for each in offers if each.devices >= needed), key=lambda each: each.price_per_h / each.devices,
+        default=None,
+    )  # fmt: skip
     if least is None:
         return None, ""
     return least.price_per_h / least.devices, f"{least.name} of {least.provider}, {least.date}"

@@ -8,7 +8,7 @@ of the fit, or operators come from another engine or shape.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from foretrace.serving.llm.step_times import StepTimes, TimeTable
 _TOKENS = np.unique(np.round(np.geomspace(1, 32768, 31)))
 _SEQUENCES = np.unique(np.round(np.geomspace(1, 4096, 19)))
 _CONTEXTS = np.unique(np.round(np.geomspace(1, 131072, 18)))
+_INDEXED = 4  # times the tokens that an index finds: no server with longer contexts was measured
 _BUFFERS = 1.5 * 2**30  # process, graphs and library of collectives; of systems/h100_sxm.yaml of aiconfigurator, less
 # what it holds in reserve
 _DESIGNED = 5.0  # more range where the device does not exist
@@ -42,6 +43,8 @@ def checked(model: ServedModel, layout: Layout) -> None:
     everyone, experts = layout.stage_devices, model.experts
     for name, good, wanted in (
         ("tp", model.heads % layout.tp == 0, f"divide the {model.heads} heads of {model.name}"),
+        ("tp", model.latent or not model.kv_heads % layout.tp or not layout.tp % model.kv_heads,
+         f"divide the {model.kv_heads} heads of keys of {model.name}, or be a multiple of them"),
         ("pp", layout.pp <= model.layers, f"be at most the {model.layers} layers of {model.name}"),
         ("ep", layout.ep == 1 or experts, f"be 1, since {model.name} has no experts to divide"),
         ("ep", everyone % layout.ep == 0 and (experts % layout.ep == 0),
@@ -97,13 +100,17 @@ def step_times(
         whys.append("the device is designed, not built: servers with GPUs say little of it, so the range is wide")
     sizes: dict[str, Any] = {"model": model, "device": linked, "layout": layout, "kept": kept, "law": law}
     parts = LawTimes(**sizes) if tables is None else MeasuredTimes(**sizes, tables=tables)
-    contexts = np.concatenate([[0.0], _CONTEXTS])
+    context = _CONTEXTS
+    if model.index:
+        context = context[context <= _INDEXED * model.index]
+        whys.append(f"attention to all tokens, though {model.name} chooses {model.index:,}: less for long contexts")
+    before = np.concatenate([[0.0], context])
     fullest = ceil(model.layers / pp) / model.layers * pp  # layers of that stage over the mean
     grids: dict[str, Any] = {
         "tokens": _TOKENS, "linear_s": fullest * parts.linear(_TOKENS),
         "sequences": _SEQUENCES, "output_s": parts.output(_SEQUENCES),
-        "chunk": _TOKENS, "context": contexts, "prefill_s": fullest * parts.prefill(_TOKENS, contexts),
-        "batch": _SEQUENCES, "mean_context": _CONTEXTS, "decode_s": fullest * parts.decode(_SEQUENCES, _CONTEXTS),
+        "chunk": _TOKENS, "context": before, "prefill_s": fullest * parts.prefill(_TOKENS, before),
+        "batch": _SEQUENCES, "mean_context": context, "decode_s": fullest * parts.decode(_SEQUENCES, context),
         "host_s": law.host_s, "host_per_sequence_s": law.host_per_sequence_s / dp,  # each group has a scheduler
     }  # fmt: skip
     if isinstance(parts, MeasuredTimes):
@@ -113,7 +120,7 @@ def step_times(
         whys += dict.fromkeys(parts.left)
     found = StepTimes(
         table=TimeTable(**grids, low=law.low / wide, high=law.high * wide), model=model.name, device=device.short,
-        devices=layout.devices, stages=pp, request_s=parts.request_s,
+        devices=layout.devices, stages=pp, server=_server(parts, law.engine or engine), request_s=parts.request_s,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
         **memory(parts),  # type: ignore[arg-type]  # floats by name
@@ -123,6 +130,13 @@ def step_times(
         transfer_bytes_per_s=(device.network_gb_s or 12.5) * 1e9, whys=tuple(whys),
     )  # fmt: skip
     return found if calibration is None else read_calibration(calibration).applied(found)
+
+
+def _server(of: LawTimes, engine: str) -> str:
+    """Return text such as "llama-3-8b on H100-SXM5-80GB (tp=2, bf16, vllm)"."""
+    divided = [f"{name}={value}" for name, value in asdict(of.layout).items() if value > 1]
+    measured = ["measured operators"] if isinstance(of, MeasuredTimes) else []
+    return f"{of.model.name} on {of.device.short} ({', '.join([*divided, of.kept.name, engine, *measured])})"
 
 
 def beside(layout: Mapping[str, Any], draft: ServedModel) -> dict[str, Any]:

@@ -28,29 +28,39 @@ STEP = record("members tokens prompts decodes context outputs moved used waiting
 
 
 @njit()
-def _note(state: EngineArrays, start: float, end: float) -> None:
-    """Count a step that was begun: in all, over time, and in the log if there is room."""
+def _hold(state: EngineArrays, until: float) -> None:
+    """Count over time what the engine holds until the next event, which changes it."""
     e, samples = state.e[0], state.samples
-    used = e.total - e.free - e.idle
-    e.area += (end - start) * used
-    e.most_used = max(e.most_used, used)
-    e.busy += end - start
-    e.steps += 1
-    while end >= samples[SAMPLES, 0] * SAMPLES:
+    used, at = e.total - e.free - e.idle, e.held
+    e.held = max(at, until)
+    if e.running + e.waiting == 0 or at >= until:
+        return
+    e.area += (until - at) * used
+    while until >= samples[SAMPLES, 0] * SAMPLES:
         for i in range(SAMPLES // 2):
             for column in range(3):
                 samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
         samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
     interval = samples[SAMPLES, 0]
-    i, at = int(start / interval), start
-    while at < end:
-        edge = min((i + 1) * interval, end)
+    i = int(at / interval)
+    while at < until:
+        edge = min((i + 1) * interval, until)
         samples[i, 0] += (edge - at) * used
         samples[i, 1] += (edge - at) * e.running
         samples[i, 2] += (edge - at) * e.waiting
         at = edge
         i += 1
+
+
+@njit()
+def _note(state: EngineArrays, start: float, end: float) -> None:
+    """Count a step that was begun: in all, and in the log if there is room."""
+    e = state.e[0]
+    used = e.total - e.free - e.idle
+    e.most_used = max(e.most_used, used)
+    e.busy += end - start
+    e.steps += 1
     if e.rows < len(state.log):
         row = state.log[e.rows]
         row.start, row.end = start, end
@@ -81,6 +91,7 @@ def step_seconds(state: EngineArrays, table: TimeTable) -> float:
 @njit()
 def _begin(state: EngineArrays, table: TimeTable) -> None:
     e = state.e[0]
+    _hold(state, e.start)
     if scheduler.schedule(state) == 0:
         e.stuck = 1
         return
@@ -123,6 +134,7 @@ def _coast(state: EngineArrays, table: TimeTable, until: float) -> None:
                 state.gaps[scheduler.gap_bin(end - state.seqs[state.running[k]].last)] += 1
         else:
             state.gaps[scheduler.gap_bin(end - before)] += n
+        _hold(state, end)
         if need > e.free:  # a call passes all arrays on, which takes as long as the rest of such a step
             scheduler.take(state, need)
         else:
@@ -155,6 +167,15 @@ def _coast(state: EngineArrays, table: TimeTable, until: float) -> None:
 
 
 @njit()
+def _push(state: EngineArrays, i: int, now: float) -> None:
+    """Let request i wait from now on."""
+    e = state.e[0]
+    _hold(state, now)
+    scheduler.push(state, i)
+    e.stuck, e.start = 0, max(e.start, now)
+
+
+@njit()
 def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) -> None:
     """Let an engine run: complete steps that end by `until`, begin those that may begin before it.
 
@@ -170,6 +191,7 @@ def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) ->
             now = state.ends[e.oldest]
             if now <= limit:
                 e.now = now
+                _hold(state, now)
                 done = scheduler.complete(state, state.numbers[e.oldest], now)
                 e.oldest = (e.oldest + 1) % e.stages
                 e.flying -= 1
@@ -184,9 +206,8 @@ def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) ->
             continue
         if comes > until or comes == np.inf:
             return
-        scheduler.push(state, mine[e.coming])
+        _push(state, mine[e.coming], comes)
         e.coming += e.stride
-        e.stuck, e.start = 0, max(e.start, comes)
 
 
 @njit()
@@ -229,8 +250,7 @@ def play(states: EngineArrays, table: TimeTable, mine: Int64, first: int, router
             k = _chosen(e.waiting + e.running, found, states.seqs[i].prompt, e[0].share * e[0].block)
         state = scheduler.one_engine(states, k)
         advance(state, table, mine, at)
-        scheduler.push(state, i)
-        state.e[0].stuck, state.e[0].start = 0, max(state.e[0].start, at)
+        _push(state, i, at)
     for k in range(engines):
         state = scheduler.one_engine(states, k)
         advance(state, table, mine, np.inf)

@@ -66,10 +66,10 @@ ENGINE = record(
     "flying oldest stuck rows most_used "
     # So far: hits (tokens found in the prefix cache, again after each preemption), computed and emitted tokens.
     "preemptions done hits computed emitted steps",
-    # start: when the next step may begin; busy: seconds of the first stage; area: of used blocks over time; swap_s: of
-    # a token moved; send_s, send_per_token_s: from a stage to the next one; request_s: closed loop, from an answer
-    # until the client's next request comes.
-    "start busy area now swap_s send_s send_per_token_s request_s",
+    # start: when the next step may begin; busy: seconds of the first stage; area: of used blocks over time, until held;
+    # swap_s: of a token moved; send_s, send_per_token_s: from a stage to the next one; request_s: closed loop, from an
+    # answer until the client's next request comes.
+    "start busy area held now swap_s send_s send_per_token_s request_s",
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
 # host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step;

@@ -181,9 +181,13 @@ def _would_fit(config: SimulationConfig, longest: int) -> str:
 
 def _check_possible(config: SimulationConfig, asked: Requests, steps: StepTimes, found: Sequence[Limit]) -> None:
     """Raise ForetraceError where even the shortest request alone, with the quickest steps, exceeds a limit."""
-    prompt, output = int(asked.prompt.min()), int(max(asked.output.min(), 2))
-    alone = simulate(of([0.0], [prompt], [output]), steps, config.rules, end=LOW)
+    # What a prefix cache has of a prompt need not be computed.
+    prompt = 1 if config.rules.prefix_cache and len(asked.hashes) else int(asked.prompt.min())
     for limit in found:
+        output = int(asked.output.min())
+        if limit.latency in ("tpot", "itl"):  # which answers of one token do not have
+            output = max(output, 2)
+        alone = simulate(of([0.0], [prompt], [output]), steps, config.rules, end=LOW)
         least = latency_statistics(alone, limit.latency)[limit.of]
         if least is not None and least > limit.seconds:
             raise ForetraceError(

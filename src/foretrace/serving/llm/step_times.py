@@ -63,6 +63,7 @@ class StepTimes:
     device: str = ""
     devices: int = 1  # of one engine
     stages: int = 1  # of its pipeline
+    server: str = ""  # all that the times depend on, in words
     request_s: float = 0.0  # of a request beside steps: on its way, read, its first token sent back
     send_s: float = 0.0  # from a stage to the next one, per step: latency
     send_per_token_s: float = 0.0

@@ -20,7 +20,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError, needing
-from foretrace.serving.requests import column, moment, read_rows
+from foretrace.serving.requests import arrivals_in, requests
 from foretrace.serving.server import protocol
 from foretrace.serving.server.models import Array, said
 from foretrace.serving.server.protocol import DATATYPES, InferRequest, ModelMetadata, RequestTensor
@@ -28,9 +28,7 @@ from foretrace.serving.server.protocol import DATATYPES, InferRequest, ModelMeta
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-# Shares of the peak in equal parts of the time; diurnal is Packrat's load, 8, 16, 32, 16, 8.
-_COURSES = {"constant": (1.0,), "diurnal": (0.25, 0.5, 1.0, 0.5, 0.25)}
-_COLUMNS = ("arrival_s", "arrived_at", "arrival", "timestamp")
+_PATTERNS = ("constant", "poisson", "diurnal")
 _MOST = 10_000_000  # requests of one run
 _BODIES = 8  # different ones, sent in turns
 _KEPT_S = 2.0  # that an idle connection is kept: servers close theirs later
@@ -55,31 +53,12 @@ def arrivals(pattern: str, *, rate: float, seconds: float, seed: int = 0) -> Flo
     `pattern` is constant, poisson, diurnal (`rate` is the peak's) or a CSV file with a column of arrivals,
     of which the first `seconds` are used. Raises ForetraceError.
     """
-    if pattern not in ("poisson", *_COURSES):
-        recorded = _recorded(Path(pattern))
-        return recorded[recorded < seconds]
     if rate * seconds > _MOST:
         raise ForetraceError(f"`rate={rate:g}` for {seconds:g} s must be at most {_MOST:,} requests; take fewer.")
-    if pattern == "poisson":
-        draws = np.random.default_rng(seed)
-        count = draws.poisson(rate * seconds)  # given their number, the times are uniform
-        return np.sort(draws.uniform(0, seconds, count))
-    rates = [rate * share for share in _COURSES[pattern]]
-    span = seconds / len(rates)
-    return np.concatenate([i * span + np.arange(int(each * span)) / each for i, each in enumerate(rates)])
-
-
-def _recorded(path: Path) -> Float64:
-    """Return arrivals in a file, from 0 on. Raises ForetraceError."""
-    rows = read_rows(path)
-    name = next((each for each in rows[0] if each.strip().lower() in _COLUMNS), None)
-    if name is None:
-        raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_COLUMNS)}.")
-    found = column(path, rows, name, moment)
-    if not np.isfinite(found).all() or (np.diff(found) < 0).any() or len(found) > _MOST:
-        raise ForetraceError(f"{path}: arrivals must be at most {_MOST:,} numbers in order, none NaN; sort them.")
-    found -= found[0]
-    return found
+    if pattern in _PATTERNS:
+        return requests(f"{pattern} qps={rate!r}", seconds=seconds, seed=seed).arrival_s
+    recorded = arrivals_in(Path(pattern))
+    return recorded[recorded < seconds]
 
 
 def load(

@@ -2,12 +2,12 @@
 
 A round of k proposals takes
 
-    k draft(n) + S(k) catch_up + verify(n, k + 1) + round_s + k proposal_s
+    k draft(n) + S(k) catch_up + verify(n, k + 1)
 
-for a batch of n sequences, and emits tau(k) tokens of each (Yan et al., Decoding Speculative Decoding, 2024, section 3,
-with the host's work as terms of its own). Where all proposals were accepted the draft has to read one token more, its
-own last one. Without a draft a token takes verify(n, 1) + token_s. A sequence continues as far as it came, so tokens
-average over the batch; what differs from batch to batch is how long it takes to verify n (k + 1) tokens.
+for a batch of n sequences, and emits tau(k) tokens of each (Yan et al., Decoding Speculative Decoding, 2024, section
+3). Where all proposals were accepted the draft has to read one token more, its own last one. Without a draft a token
+takes verify(n, 1). A sequence continues as far as it came, so tokens average over the batch; what differs from batch to
+batch is how long it takes to verify n (k + 1) tokens.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ class RoundTimes:
     verify_s: tuple[float, ...]
     draft_s: float  # a pass of the draft over one token of each sequence
     catch_up_s: float = 0.0  # more for a pass over two tokens
-    round_s: float = 0.0  # the host's, once per round
-    proposal_s: float = 0.0  # the host's, per proposal: drawing it, and accepting it or not
-    token_s: float = 0.0  # the host's per token without a draft
     batch: int = 1
-    low: float = 1.0  # of draft and host against the target
+    low: float = 1.0  # of the draft against the target
     high: float = 1.0
     verify_low: float = 1.0  # of verifying several tokens against verifying one
     verify_high: float = 1.0
@@ -45,7 +42,7 @@ class RoundTimes:
     @property
     def plain_s(self) -> float:
         """Seconds per token of a sequence without a draft."""
-        return self.verify_s[0] + self.token_s
+        return self.verify_s[0]
 
     def round_seconds(self, k: int, accepted: Acceptance, end: int = 0) -> float:
         """Return seconds of a round; `end`: -1 and 1 are the ends of the range, 0 its middle."""
@@ -53,11 +50,9 @@ class RoundTimes:
             raise ForetraceError(
                 f"`k={k}` needs the time of verifying {k + 1} tokens, and {len(self.verify_s)} are known; measure more."
             )
-        own = (self.low, 1.0, self.high)[end + 1]
-        grown = (self.verify_low, 1.0, self.verify_high)[end + 1]
+        own, grown = ((self.low, 1.0, self.high)[end + 1], (self.verify_low, 1.0, self.verify_high)[end + 1])
         verify = self.verify_s[0] + (self.verify_s[k] - self.verify_s[0]) * grown
-        drafted = k * (self.draft_s + self.proposal_s) + accepted.survival(k) * self.catch_up_s + self.round_s
-        return verify + own * drafted
+        return verify + own * (k * self.draft_s + accepted.survival(k) * self.catch_up_s)
 
 
 class Speculated(msgspec.Struct, frozen=True, kw_only=True):
