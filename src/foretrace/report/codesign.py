@@ -11,8 +11,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
-from foretrace.plan.codesign.search import ENERGY_RANGE
-from foretrace.plan.codesign.searched import CHOSEN
+from foretrace.plan.codesign.search import CHOSEN, ENERGY_RANGE
 from foretrace.plan.look_ups import LookUpCandidate, LookUpPlan
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.names import command
