@@ -145,6 +145,14 @@ def test_activations_are_the_published_closed_form() -> None:
     assert states == pytest.approx(18 * (12 * 12 * 12288**2 + 51200 * 12288) / 8)
 
 
+def test_a_mixture_keeps_a_copy_of_every_word_for_each_of_its_experts() -> None:
+    """Beside what products inside the experts read: these inputs are in another order than the router's."""
+    at = Parallelism(data=8)
+    one, two = (space(replace(MIXED, active=each)).cost(at).memory[0]["activations"] for each in (1, 2))
+    words, widths = MIXED.length * MIXED.layers, MIXED.hidden + 3 * MIXED.inner
+    assert two - one == pytest.approx(2 * words * widths)
+
+
 def test_what_each_dimension_is_for() -> None:
     """ZeRO and recomputation cost time and save memory; virtual stages shorten the bubble; overlap is never slower."""
     big = space(devices=8, batch=32)

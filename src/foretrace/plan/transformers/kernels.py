@@ -124,6 +124,8 @@ def layer(s, machine, c, at):
     masks = 0.0 if s[GATED] else 2.0
     whole = (8 + masks) * shared
     split = tokens * (4 * query + 4 * kv + 2 * (up + 1) * inner_share * routed)
+    if s[EXPERTS] > 1:  # words in the order of their experts, a copy for each that they go to
+        split += 2 * routed * tokens * h
     scores = 4 * tokens * heads / tensor if s[FLASH] else 5 * cells
     kept = whole + split + scores
     working = 0.0
