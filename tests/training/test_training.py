@@ -14,11 +14,8 @@ from foretrace.training.training import Training
 @pytest.mark.parametrize("clip_norm", [0.0, 1e6])
 def test_optimizers_share_the_scale_of_their_backward_pass(clip_norm: float) -> None:
     """The gradient of one overflows: it is left out and the scale halves, but not before the other one has stepped."""
-    model = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False) for _ in range(2)])
-    first, second = (each.weight for each in model.children())
-    with torch.no_grad():
-        first.fill_(1.0)
-        second.fill_(1.0)
+    model = torch.nn.ParameterList([torch.ones(1), torch.ones(1)])
+    first, second = model.parameters()
     training = Training(
         name="two", model=model, optimizers=tuple(torch.optim.SGD([each], lr=0.5) for each in (first, second)),
         loader=[torch.ones(1)], loss=lambda model, batch: (1e38 * first * batch + second * batch).sum(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,10 +82,10 @@ class StepWriter(GraphWriter):
     def on(self, kind: LaneKind, label: str, rank: int = 0) -> int:
         """Return the lane of this name; the first time it is made, of a GPU as one more stream."""
         if label not in self._lanes:
-            at = {}
+            lane = Lane(rank=rank, kind=kind, label=label)
             if kind == LaneKind.GPU:
-                at = {"device": rank, "stream": sum(each.device == rank for each in self.lanes)}
-            self._lanes[label] = self.lane(Lane(rank=rank, kind=kind, label=label, **at))
+                lane = replace(lane, device=rank, stream=sum(each.device == rank for each in self.lanes))
+            self._lanes[label] = self.lane(lane)
         return self._lanes[label]
 
     def behind(self, needs: Iterable[int], kind: TaskKind, lane: int, name: str, dur: int, **columns: Any) -> int:

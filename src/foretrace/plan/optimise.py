@@ -256,8 +256,8 @@ class Optimiser:
             self.done[name] = held
             self._save()
         self.exchange_s = held.exchange_s
-        parallel = replace(self._parallel(), buckets_mb=held.buckets_mb) if held.found else None
-        return Candidate(techniques=chosen, step_s=held.step_s, memory=memory, found=held.found, parallel=parallel)
+        planned = replace(self._parallel(), buckets_mb=held.buckets_mb) if held.found else None
+        return Candidate(techniques=chosen, step_s=held.step_s, memory=memory, found=held.found, parallel=planned)
 
     def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, BucketPlan]:
         """Return the best buckets, read again with themselves until they stay: messages slow compute down."""
