@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.hardware.accelerators import TPU_LIKE
-from foretrace.plan.codesign.search import CodesignSpace, design_columns
-from foretrace.plan.codesign.searched import DesignProblem
+from foretrace.plan.codesign.search import CodesignSpace, DesignProblem, design_columns
 from foretrace.plan.transformers.model import machine, softwares
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismProblem, ParallelismSpace

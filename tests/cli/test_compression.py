@@ -113,7 +113,7 @@ def test_verdicts(gain: float, interval: tuple[float, float], expected: str) -> 
         (["--network", "1gbit", "--workers", "4", "--tolerance", "nan"], "--tolerance nan"),
         (["--network", "1gbit", "--workers", "4", "--seconds", "inf"], "--seconds inf"),
         (["--network", "1gbit", "--workers", "4", "--bucket-mb", "-1"], "bucket_mb=-1"),
-        (["--network", "1gbit", "--workers", "4", "--gradient-mb", "nan"], "gradient_mb=nan"),
+        (["--network", "1gbit", "--workers", "4", "--gradient-mb", "nan"], "--gradient-mb nan"),
         (["--network", "1gbit", "--workers", "4", "--backend", "mpi"], "--backend mpi"),
     ],
 )

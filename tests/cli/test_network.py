@@ -141,7 +141,7 @@ def test_a_calibration_is_kept_and_used(cli: Cli, tmp_path: Path) -> None:
         (["--repetitions", "2"], "--repetitions"),
         (["--backend", "smoke"], "backend smoke"),
         (["--kinds", "hug"], "hug"),
-        (["--limit", "inf"], "never ends"),
+        (["--limit", "inf"], "--limit inf must be finite"),
         (["--limit", "nan"], "limit"),
         (["--out", "nowhere/table.json"], "cannot write"),
     ],

@@ -81,7 +81,7 @@ def test_a_state_is_kept_and_gone_on_from(tmp_path: Path, capsys: pytest.Capture
     [
         (["--for", "memory"], "choose step-time"),
         (["--seconds", "0"], "no time"),
-        (["--seconds", "nan"], "no time"),
+        (["--seconds", "nan"], "--seconds nan must be finite"),
         (["--seconds", "-1"], "no time"),
         (["--workers", "-2"], "1 or more"),
         (["--workers", "4"], "need a network"),
@@ -90,7 +90,7 @@ def test_a_state_is_kept_and_gone_on_from(tmp_path: Path, capsys: pytest.Capture
         (["--network", "1gbit"], "add --workers"),
         (["--backend", "mpi"], "gloo or nccl"),
         (["--gradient-mb", "-1"], "no size"),
-        (["--gradient-mb", "nan"], "no size"),
+        (["--gradient-mb", "nan"], "--gradient-mb nan must be finite"),
         (["--memory-limit", "-1GB"], "no size"),
         (["--memory-limit", "much"], "no size"),
         (["--memory-limit", "0"], "no size"),
@@ -115,5 +115,7 @@ def test_a_limit_of_memory_that_nothing_meets(capsys: pytest.CaptureFixture[str]
 def test_sizes() -> None:
     assert size("") is None
     assert (size("16GB"), size("900MiB"), size("2g"), size("512")) == (16 * 10**9, 900 * 2**20, 2 * 10**9, 512)
-    with pytest.raises(ForetraceError):
-        size("1e999GB")
+    assert size("1e9") == 10**9
+    for wrong in ("1e999GB", "16i", "16ib"):
+        with pytest.raises(ForetraceError):
+            size(wrong)

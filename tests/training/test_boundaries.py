@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from foretrace.errors import NotApplicableError
 from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
 from foretrace.training.batches import Resident
+from foretrace.training.compression import boundaries
 from foretrace.training.compression.boundaries import ActivationCodec, Receiver, Sender
 from foretrace.training.compression.settings import Boundary
 from foretrace.training.training import Training
@@ -97,6 +99,22 @@ def test_a_tensor_parallel_pair_computes_what_one_process_does() -> None:
             torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
         if boundary.method == "quantise" and boundary.bits == 8:
             torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0.05, atol=0.01)
+
+
+def test_parts_of_a_divided_layer_are_trained_as_the_whole_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundaries, "same_start", lambda model: None)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    training = transformer()
+    named = dict(training.model.named_parameters())
+    groups = [{name for name in named if name.endswith(end)} for end in ("weight", "bias")]
+    optimizer = torch.optim.SGD([{"params": [named[each] for each in names]} for names in groups], lr=0.1)
+    autoencoder = Boundary(method="autoencoder", share=0.5)
+    boundaries.divided(replace(training, optimizers=(optimizer,)), autoencoder, 2, all_layers=True, name="")
+    now = {id(each): name for name, each in training.model.named_parameters()}
+    weights, biases = ({now[id(each)] for each in group["params"]} for group in optimizer.param_groups)
+    assert biases == groups[1]
+    assert weights == groups[0] | {each for each in now.values() if each.endswith(("encoder", "decoder"))}
+    assert len(now) == len(weights | biases)
 
 
 def test_an_auto_encoder_starts_as_a_projection() -> None:

@@ -176,6 +176,7 @@ def test_training_again_recovers_what_was_lost() -> None:
     (lambda: learn_prototypes(torch.randn(7, 2, 3), Quantiser(length=3, prototypes=8)), "8 prototypes need as many"),
     (lambda: Quantiser(length=0, prototypes=8), "`length` must be 1 or more"),
     (lambda: Quantiser(length=9, prototypes=0), "`prototypes` must be 1 or more"),
+    (lambda: Quantiser(length=9, prototypes=8, bits=1), "`bits` must be 0, or 2 or more"),
     (lambda: Quantiser(length=9, prototypes=1, distance="cosine"), "distance must be l1 or l2"),  # type: ignore[arg-type]
     (lambda: ProductQuantised(nn.Conv2d(4, 4, 3, groups=2), Quantiser(length=9, prototypes=1), None), "2 groups"),
     (lambda: ProductQuantised(nn.ReLU(), Quantiser(length=9, prototypes=1), None), "got ReLU"),  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -152,19 +153,27 @@ def asking(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
-    """Return the command with options in place of each parameter that is a dataclass of them, and --allow-large."""
+    """Return the command with options in place of each parameter that is a dataclass of them, and --allow-large.
+
+    Numbers of its options are finite, unless one that is not is the default.
+    """
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
+    wanted = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)]
+    usual = {each.name: each.default for each in wanted}
 
     @wraps(command)
     def gathered(*, allow_large: bool, **given: Any) -> Given:
         if allow_large:  # workers that read for this process inherit it
             os.environ[ALLOW_LARGE] = "1"
+        for name, value in given.items():
+            if isinstance(value, float) and not isfinite(value) and value != usual[name]:
+                raise ForetraceError(f"`{name}={value}` must be finite; give a number.")
         for name, kind in groups.items():
             given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
         return command(**given)
 
     large = Parameter("allow_large", Parameter.KEYWORD_ONLY, default=False, annotation=AllowLarge)
-    return taking(gathered, [*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)), large])
+    return taking(gathered, [*wanted, large])
 
 
 def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:

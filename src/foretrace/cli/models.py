@@ -11,7 +11,7 @@ from foretrace import cost, experiment, flow, hardware, report
 from foretrace import plan as plans
 from foretrace import zoo as zoos
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, Result
+from foretrace.cli.answers import Reply, Result, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import chosen, keyed, resolve
@@ -223,8 +223,9 @@ def rewrite(
 
     Inference only: weights are folded. Example: foretrace rewrite actor-critic --alpha 1.05 --budget 20
     """
-    if out is not None:
-        plans.rewrite_file.checked(out)
+    writable(out)
+    if out is not None and out.suffix != ".pt2":
+        raise ForetraceError(f"--out {out}: name a file that ends in .pt2.")
     wanted = plans.RewriteRequest(alpha=alpha, budget=budget, seconds=seconds, rules=rules, measure=measure).checked()
     with options.stages() as tell:
         found, count = plans.rewrite_named(
@@ -237,7 +238,7 @@ def rewrite(
         )
     shown_size = "" if source.endswith(".py") else size
     view = report.programs.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
-    return Reply(result=view, files={out: lambda path: plans.rewrite_file.write(found.emitted, path)})
+    return Reply(result=view, files={out: found.emitted.write})
 
 
 def program(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from enum import StrEnum
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -322,7 +321,7 @@ def optimise(
     """
     if goal != "step-time":
         raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
-    if not (isfinite(seconds) and seconds > 0):
+    if seconds <= 0:
         raise ForetraceError(f"--seconds {seconds} is no time; give seconds above 0, e.g. --seconds 30.")
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -66,3 +68,38 @@ class GraphWriter:
             marks=np.array(self.marks), names=tuple(self.names), layers=tuple(self.layers), lanes=tuple(self.lanes),
             info=self.info,
         )  # fmt: skip
+
+
+class StepWriter(GraphWriter):
+    """One step that is planned: tasks that need no other begin with it, and it ends with those that no other needs."""
+
+    def __init__(self, source: str, *, ranks: int = 1, platform: str = "cuda") -> None:
+        clock = Lane(rank=0, kind=LaneKind.CPU, label="steps")
+        super().__init__((clock,), GraphInfo(source=source, platform=platform, world_size=ranks, steps=(0,)))
+        self._lanes: dict[str, int] = {}
+        self.mark(0, release=0)
+
+    def on(self, kind: LaneKind, label: str, rank: int = 0) -> int:
+        """Return the lane of this name; the first time it is made, of a GPU as one more stream."""
+        if label not in self._lanes:
+            lane = Lane(rank=rank, kind=kind, label=label)
+            if kind == LaneKind.GPU:
+                lane = replace(lane, device=rank, stream=sum(each.device == rank for each in self.lanes))
+            self._lanes[label] = self.lane(lane)
+        return self._lanes[label]
+
+    def behind(self, needs: Iterable[int], kind: TaskKind, lane: int, name: str, dur: int, **columns: Any) -> int:
+        """Add a task that waits for others, too; returns its row."""
+        row = self.task(kind, lane, name, dur, **columns)
+        for each in needs:
+            self.edge(each, row, EdgeKind.DATA)
+        return row
+
+    def ended(self) -> TaskGraph:
+        """Return the graph of the step."""
+        begin, tasks = self.marks[0], set(range(len(self))) - set(self.marks)
+        needed, waiting = ({each[end] for each in self._edges} for end in (0, 1))
+        for task in sorted(tasks - waiting):
+            self.edge(begin, task, EdgeKind.DATA)
+        self.mark(0, after=sorted(tasks - needed), step=-1)
+        return self.graph()

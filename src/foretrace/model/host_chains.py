@@ -169,8 +169,7 @@ def update(operator: Operator) -> Callable[[], object]:
     def run() -> None:
         for weight, gradient in zip(training.model.parameters(), gradients, strict=True):
             weight.grad = gradient
-        for optimizer in training.optimizers:
-            training.update(optimizer)
+        training.update(*training.optimizers)
 
     return run
 

@@ -9,7 +9,7 @@ from foretrace.plan import second_order as second_order
 from foretrace.plan import sync as sync
 from foretrace.plan.codesign.answer import codesign as best_design
 from foretrace.plan.codesign.schedule import layer_schedules as layer_schedules
-from foretrace.plan.codesign.searched import DesignProblem as DesignProblem
+from foretrace.plan.codesign.search import DesignProblem as DesignProblem
 from foretrace.plan.data.neighbour_caches import fan_outs as fan_outs
 from foretrace.plan.data.neighbour_caches import samplers as samplers
 from foretrace.plan.data.plan import GraphSource as GraphSource
@@ -22,7 +22,6 @@ from foretrace.plan.look_ahead.plan import trace as cache_trace
 from foretrace.plan.look_ahead.trial import try_cache as try_cache
 from foretrace.plan.result import OptimiseRequest as OptimiseRequest
 from foretrace.plan.result import size as size_of
-from foretrace.plan.rewrite import write as rewrite_file
 from foretrace.plan.rewrite.session import RewriteRequest as RewriteRequest
 from foretrace.plan.rewrite.session import rewrite_named as rewrite_named
 from foretrace.plan.rows.plan import exchange as exchange_rows
@@ -41,7 +40,6 @@ __all__ = [  # under names of their own
     "best_design",
     "cache_trace",
     "exchange_rows",
-    "rewrite_file",
     "rows_of_placement",
     "size_of",
     "try_data",

@@ -16,10 +16,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -57,6 +56,16 @@ _ROUNDS = 3  # a problem is read again with the plan found in it, as messages sl
 Tell = Callable[[str, float, float], None]  # what is done, share of the work, best step so far in s
 
 
+class _Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a set of techniques came to, as the state of a search keeps it."""
+
+    refused: str = ""  # why it cannot be
+    step_s: float = 0.0
+    found: BucketPlan | None = None  # None on one worker
+    buckets_mb: str = ""
+    exchange_s: float = 0.0
+
+
 @dataclass(kw_only=True)
 class Optimiser:
     """A search that can be stopped at any moment and resumed."""
@@ -67,7 +76,7 @@ class Optimiser:
     state: Path | None = None
     tell: Tell | None = None
     clock: Clock | None = None  # seconds; by default those in which nothing is compiled
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
+    done: dict[str, _Looked] = field(default_factory=dict)  # sets of techniques by name
     overtaking: SearchState | None = None
     overtakes: str = ""  # the set of techniques that this state belongs to
     left_out: dict[str, str] = field(default_factory=dict)
@@ -224,48 +233,31 @@ class Optimiser:
     def _candidate(self, graph: TaskGraph, chosen: tuple[Technique, ...]) -> Candidate | None:
         name = _name(chosen)
         held = self.done.get(name)
-        if held is not None and "refused" in held:
-            self.left_out.setdefault(name, held["refused"])
+        if held is not None and held.refused:
+            self.left_out.setdefault(name, held.refused)
             return None
         try:
             changed = self._predictions.of(chosen)
             memory = None if self.peak is None else self.peak.after(changed, since=len(graph.changes))
-            if self.wanted.workers == 1:
-                step_s = simulate(changed).step_time_s if held is None else float(held["step_s"])
-                found, parallel = None, None
+            if held is None and self.wanted.workers == 1:
+                held = _Looked(step_s=simulate(changed).step_time_s)
             elif held is None:
                 parallel, found = self._best(changed, self._parallel())
-                step_s = found.step_ns / 1e9
-            else:
-                found = BucketPlan(
-                    plan=msgspec.convert(held["plan"], Plan),
-                    step_ns=held["step_ns"],
-                    bound_ns=held["bound_ns"],
-                    states=0,
-                )
-                parallel, step_s = replace(self._parallel(), **held["parallel"]), float(held["step_s"])
+                held = _Looked(step_s=found.step_ns / 1e9, found=found, buckets_mb=parallel.buckets_mb,
+                               exchange_s=self.exchange_s)  # fmt: skip
         except NotApplicableError as error:
             if not chosen:
                 raise
-            self.done[name] = {"refused": str(error).split(": ", 1)[-1]}
-            self.left_out.setdefault(name, self.done[name]["refused"])
+            self.done[name] = _Looked(refused=str(error).split(": ", 1)[-1])
+            self.left_out.setdefault(name, self.done[name].refused)
             self._save()
             return None
-        if held is None:
-            entry: dict[str, Any] = {"step_s": step_s}
-            if found is not None and parallel is not None:
-                entry |= {
-                    "plan": asdict(found.plan),
-                    "step_ns": found.step_ns,
-                    "bound_ns": found.bound_ns,
-                    "parallel": {"buckets_mb": parallel.buckets_mb, "views": parallel.views},
-                    "exchange_s": self.exchange_s,
-                }
-            self.done[name] = entry
+        if name not in self.done:
+            self.done[name] = held
             self._save()
-        else:
-            self.exchange_s = float(held.get("exchange_s", 0.0))
-        return Candidate(techniques=chosen, step_s=step_s, memory=memory, found=found, parallel=parallel)
+        self.exchange_s = held.exchange_s
+        planned = replace(self._parallel(), buckets_mb=held.buckets_mb) if held.found else None
+        return Candidate(techniques=chosen, step_s=held.step_s, memory=memory, found=held.found, parallel=planned)
 
     def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, BucketPlan]:
         """Return the best buckets, read again with themselves until they stay: messages slow compute down."""
@@ -419,9 +411,10 @@ class Optimiser:
         try:
             held = json.loads(self.state.read_text())
             same = held["of"] == self._print
-            sets, overtaking, self.overtakes = dict(held["sets"]), held["overtaking"], str(held["overtakes"])
+            sets, overtaking, self.overtakes = held["looked_at"], held["overtaking"], str(held["overtakes"])
+            self.done = msgspec.convert(sets, dict[str, _Looked]) if same else {}
             self.overtaking = None if overtaking is None else SearchState.of_json(overtaking)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError):
             raise ForetraceError(
                 f"{self.state} is no state of a search; give the file that `foretrace optimise --resume` wrote, "
                 " or a name that does not exist yet."
@@ -430,13 +423,12 @@ class Optimiser:
             raise ForetraceError(
                 f"{self.state} belongs to another recording or other options; repeat those, or name another file."
             )
-        self.done = sets
 
     def _save(self) -> None:
         if self.state is None:
             return
         overtaking = None if self.overtaking is None else self.overtaking.to_json()
-        held = {"version": 1, "of": self._print, "sets": self.done, "overtakes": self.overtakes}
+        held = {"of": self._print, "looked_at": msgspec.to_builtins(self.done), "overtakes": self.overtakes}
         write_text(self.state, json.dumps({**held, "overtaking": overtaking}))
 
     def _say(self, what: str, share: float, best_s: float) -> None:

@@ -16,7 +16,7 @@ from foretrace.plan.recorded import Planned
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
 
-_SIZE = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<value>(\d+(\.\d*)?|\.\d+)(e\d+)?)\s*(?P<unit>([kmgt]i?)?b?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.trial import figured
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
-from foretrace.graph.writer import GraphWriter
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.graph.writer import StepWriter
 from foretrace.simulate.breakdown import PARTS
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
@@ -175,33 +175,20 @@ def lower(run: SyncRun, times: WorkerTimes) -> TaskGraph:
     """Return the turns of a run as a task graph: a lane for each worker and one for its link, ended where the run
     ended.
     """
-    workers = len(times.step_s)
-    info = GraphInfo(source="workers", platform="cuda", world_size=workers, steps=(0,))
-    writer = GraphWriter(
-        (Lane(rank=each, kind=LaneKind.GPU, device=each, stream=0, label=f"worker {each}") for each in range(workers)),
-        info,
-    )
-    links = [writer.lane(Lane(rank=each, kind=LaneKind.LINK, label=f"link of {each}")) for each in range(workers)]
-    clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="run"))
-    writer.mark(clock, "run", release=0, step=0)
+    writer = StepWriter("workers", ranks=len(times.step_s))
+    for each in range(len(times.step_s)):
+        writer.on(LaneKind.GPU, f"worker {each}", each)
     sent: list[int] = []
     for turn in run.turns:
-        begin = round(turn.begin_s * 1e9)
-        first = turn.released_by < 0
-        got = -1
-        if not first:
+        worker = writer.on(LaneKind.GPU, f"worker {turn.worker}")
+        link = writer.on(LaneKind.LINK, f"link of {turn.worker}", turn.worker)
+        begin, ready, got = round(turn.begin_s * 1e9), round(turn.ready_s * 1e9), list[int]()
+        if turn.released_by >= 0:
             answer_ns = begin - round(run.turns[turn.released_by].arrived_s * 1e9)
-            got = writer.task(TaskKind.COPY, links[turn.worker], "answer", answer_ns, step=0)
-            writer.edge(sent[turn.released_by], got, EdgeKind.DATA)
-        train = writer.task(TaskKind.KERNEL, turn.worker, "steps", round(turn.ready_s * 1e9) - begin, step=0,
-                            release=0 if first else NO_RELEASE)  # fmt: skip
-        if got >= 0:
-            writer.edge(got, train, EdgeKind.DATA)
-        up_ns = round(turn.arrived_s * 1e9) - round(turn.ready_s * 1e9)
-        sent.append(writer.task(TaskKind.COPY, links[turn.worker], "commit", up_ns, step=0))
-        writer.edge(train, sent[-1], EdgeKind.DATA)
-    writer.mark(clock, "run", sent, step=-1)
-    return writer.graph()
+            got = [writer.behind([sent[turn.released_by]], TaskKind.COPY, link, "answer", answer_ns)]
+        train = writer.behind(got, TaskKind.KERNEL, worker, "steps", ready - begin)
+        sent.append(writer.behind([train], TaskKind.COPY, link, "commit", round(turn.arrived_s * 1e9) - ready))
+    return writer.ended()
 
 
 class TriedPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
-from foretrace.plan.codesign.search import ENERGY_RANGE
-from foretrace.plan.codesign.searched import CHOSEN
+from foretrace.plan.codesign.search import CHOSEN, ENERGY_RANGE
 from foretrace.plan.look_ups import LookUpCandidate, LookUpPlan
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.names import command
@@ -113,10 +112,10 @@ class CodesignView(Report, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         behind = f"one word behind {count(self.decode)}"
         what = "training" if self.training else behind if self.decode else "inference"
-        yield About((self.source, what, f"{count(self.devices)} devices", f"batch {count(self.batch)}",
+        yield About((self.source, what, things(self.devices, "device"), f"batch {count(self.batch)}",
                      f"{digits(self.link_gb_s)} GB/s links"))  # fmt: skip
         sure = "proven best within the model" if self.proven else "not proven"
-        yield Line(f"{count(self.designs)} designs × {count(self.plans)} plans, all priced: {sure}")
+        yield Line(f"{things(self.designs, 'design')} × {things(self.plans, 'plan')}, all priced: {sure}")
         yield Line(f"{ranged(self.energy_j, *self.energy_interval_j)} J a batch", label="energy")
         if self.simulated_s is not None:
             apart = round(100 * (self.simulated_s / self.iteration_s - 1), 1) + 0.0

@@ -15,7 +15,7 @@ from foretrace.report import shared
 from foretrace.report.blocks import Block, Column, Line, notes, table
 from foretrace.report.names import command, listed
 from foretrace.report.shared import assumption
-from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, unit_for
+from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, things, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
@@ -148,7 +148,7 @@ def headline(answer: Answer, found: Configuration) -> str:
     )
     names = [each.split()[0] for each in map(str, answer.best.techniques)]
     if found.buckets and any(gain.name == "tensor fusion" for gain in answer.gains):
-        names.insert(0, f"{len(found.buckets)} bucket{'s' * (len(found.buckets) != 1)}")
+        names.insert(0, things(len(found.buckets), "bucket"))
     if answer.step_s >= answer.default_s * (1 - 1e-3) and not names:
         return f"Nothing that was tried is faster{where}: {seconds(answer.default_s)} per step as it is."
     return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {listed(names) or 'gradients as views'}."

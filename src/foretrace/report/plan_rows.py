@@ -138,7 +138,7 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         yield About((
-            f"{self.trace} · {_batches(self.batches)} of {self.samples} · {things(self.trainers, 'trainer')}",
+            f"{self.trace} · {things(self.batches, 'batch')} of {self.samples} · {things(self.trainers, 'trainer')}",
             f"rows of {self.width} · {self.link} each way · {self.optimizer}",
         ))  # fmt: skip
         unit = unit_for(self.uncached.high_s)
@@ -171,7 +171,7 @@ def planned_cache(plan: CachePlan, trial: CacheTrial | None = None, ledger: str 
     """Return the answer about a plan, with what became of it and where its rows went."""
     question, best = plan.question, plan.chosen
     sentence = (
-        f"Looking {_batches(best.look_ahead)} ahead makes a step {digits(best.speedup.value)}× "
+        f"Looking {things(best.look_ahead, 'batch')} ahead makes a step {digits(best.speedup.value)}× "
         f"({digits(best.speedup.low)} – {digits(best.speedup.high)}) faster: {_cached_step(plan.uncached)} → "
         f"{_cached_step(best.step)}."
     )
@@ -189,10 +189,6 @@ def planned_cache(plan: CachePlan, trial: CacheTrial | None = None, ledger: str 
 def _cached_step(step: PredictedStep) -> str:
     unit = unit_for(step.high_s)
     return f"{digits(step.step_s / unit.seconds)} {unit.name} ({between(step.low_s, step.high_s, unit)})"
-
-
-def _batches(count: int) -> str:
-    return f"{count} batch{'es' * (count != 1)}"
 
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"

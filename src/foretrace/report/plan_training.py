@@ -159,7 +159,7 @@ class SoapView(Report, frozen=True, kw_only=True):
     seconds: float  # CPU time of the search
 
     def shown(self, top: int) -> Iterator[Block]:
-        machines = f"{self.devices // self.per_node} machines of {self.per_node} × {self.device}"
+        machines = f"{things(self.devices // self.per_node, 'machine')} of {self.per_node} × {self.device}"
         yield About((self.source, machines, f"batch {count(self.batch)}"))
         names = list(self.strategies[0].baselines_s)
         yield table(

@@ -154,8 +154,7 @@ class PartialStep:
         around = (*training.around_forward, lambda: self._truncated(training.model, mine))
         loss = plain_step(replace(training, run=None, optimizers=(), around_forward=around), batch)
         self.average(training.model, mine)
-        for optimizer in training.optimizers:
-            training.update(optimizer)
+        training.update(*training.optimizers)
         self.step += 1
         return loss
 

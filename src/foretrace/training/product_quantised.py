@@ -40,12 +40,14 @@ class Quantiser:
     prototypes: int  # of each sub-space
     distance: Distance = "l2"  # of the encoder: "l1" needs no multipliers
     assignment: Literal["straight", "soft"] = "straight"  # in training: nearest, identity to inputs; or by softmax
-    bits: int = 0  # of inputs, prototypes and table at inference; 0: as they are
+    bits: int = 0  # of inputs, prototypes and table at inference, 2 or more; 0: as they are
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("prototypes", 1), ("bits", 0)):
             if getattr(self, name) < least:
                 raise ForetraceError(f"`{name}` must be {least} or more, got {getattr(self, name)}.")
+        if self.bits == 1:
+            raise ForetraceError("`bits` must be 0, or 2 or more (one is the sign), got 1.")
         if self.distance not in ("l1", "l2") or self.assignment not in ("straight", "soft"):
             raise ForetraceError(
                 f"distance must be l1 or l2 and assignment straight or soft, got {self.distance} and {self.assignment}."

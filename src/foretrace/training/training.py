@@ -126,20 +126,22 @@ class Training:
         """Run the backward pass, scaled where there is a scaler."""
         (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
 
-    def update(self, optimizer: Optimizer) -> None:
-        """Clip gradients if asked for, take one optimizer step, then clear gradients."""
-        if self.clip_norm:
-            from torch.nn.utils import clip_grad_norm_
+    def update(self, *optimizers: Optimizer) -> None:
+        """Clip gradients of one backward pass if asked for, take a step of these optimizers, then clear gradients."""
+        for optimizer in optimizers:
+            if self.clip_norm:
+                from torch.nn.utils import clip_grad_norm_
 
+                if self.scaler is not None:
+                    self.scaler.unscale_(optimizer)
+                clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], self.clip_norm)
             if self.scaler is not None:
-                self.scaler.unscale_(optimizer)
-            clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], self.clip_norm)
-        if self.scaler is not None:
-            self.scaler.step(optimizer)
+                self.scaler.step(optimizer)
+            else:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self.scaler is not None and optimizers:  # once all have used the scale of that pass
             self.scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
     @property
     def batch_size(self) -> int:
@@ -161,7 +163,6 @@ def plain_step(training: Training, batch: Batch) -> Tensor:
             loss = loss / len(pieces)
         training.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
-    for optimizer in training.optimizers:
-        training.update(optimizer)
+    training.update(*training.optimizers)
     assert total is not None  # there is at least one piece
     return total

@@ -143,7 +143,7 @@ def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float
     (["data-parallel workers=4", *EMULATED], "leave workers= out"),
     (["data-parallel", "--workers", "1", *EMULATED], "1 workers make no rig"),
     (["data-parallel", "--workers", "-2", *EMULATED], "-2 workers make no rig"),
-    (["data-parallel", "--seconds", "inf", *EMULATED], "never ends"),
+    (["data-parallel", "--seconds", "inf", *EMULATED], "--seconds inf must be finite"),
     (["cuda-graphs", *EMULATED, "--against", "data-parallel bucket_mb=x"], "is not a number"),
 ])  # fmt: skip
 def test_mistakes_are_sentences(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

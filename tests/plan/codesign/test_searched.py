@@ -7,8 +7,7 @@ from math import exp, inf
 import pytest
 
 from foretrace.hardware.accelerators import TPU_LIKE
-from foretrace.plan.codesign.search import CodesignSpace, design_columns
-from foretrace.plan.codesign.searched import DesignProblem
+from foretrace.plan.codesign.search import CodesignSpace, DesignProblem, design_columns
 from foretrace.plan.transformers.shape import transformer
 from foretrace.search.named import search_named
 from foretrace.search.space import Choices

@@ -35,6 +35,20 @@ def test_stages_hold_all_times_and_weights(model: PlaceableModel) -> None:
     assert costs[0].hop_s > 0
 
 
+def test_the_optimizer_is_where_the_weights_are(model: PlaceableModel) -> None:
+    """SGD with momentum: as many bytes of state as of weights, and an update in proportion to them."""
+    problem = model.problem()
+    placement = place(problem)
+    costs = stage_costs(model, placement, model.costs.seconds, np.zeros(len(model.graph)))
+    assert [each.state_bytes for each in costs] == pytest.approx([each.weight_bytes for each in costs])
+    rate = sum(each.update_s for each in costs) / sum(each.weight_bytes for each in costs)
+    assert [each.update_s for each in costs] == pytest.approx([rate * each.weight_bytes for each in costs])
+    assert problem.saved is not None
+    for device, each in zip(placement.devices, costs, strict=True):
+        kept = device.memory - problem.saved[list(device.nodes)].sum()
+        assert kept == pytest.approx(3 * each.weight_bytes)
+
+
 def test_a_pass_takes_as_long_as_its_host(model: PlaceableModel) -> None:
     hosts = np.ones(len(model.graph))
     costs = stage_costs(model, place(model.problem()), model.costs.seconds, hosts)

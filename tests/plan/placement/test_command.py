@@ -94,7 +94,7 @@ _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({}, ("--device", "h100"), "so --device means nothing; leave it out"),
     ({}, ("--batch", "4"), "so --batch means nothing; leave it out"),
     ({}, ("--inference",), "so --inference means nothing; leave it out"),
-    ({}, ("--seconds", "inf"), "--seconds inf never ends"),
+    ({}, ("--seconds", "inf"), "--seconds inf must be finite"),
     ({"nodes": "none"}, (), "must be a placement problem"),
 ]  # fmt: skip
 

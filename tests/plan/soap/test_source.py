@@ -18,7 +18,7 @@ from foretrace.model.target import target
 from foretrace.plan.placement.source import PlaceableModel, of_model
 from foretrace.plan.soap.operators import Needed
 from foretrace.plan.soap.problem import SYNCHRONISATIONS, SoapProblem, ways_of
-from foretrace.plan.soap.source import CapturedSoap
+from foretrace.plan.soap.source import CapturedSoap, _windows
 
 ROOT = Path(__file__).resolve().parents[3]
 CLUSTER = Cluster(
@@ -79,6 +79,14 @@ def test_windows_of_convolutions() -> None:
     pool = next(each for each in found.operators if each.name == "pool")
     assert pool.inputs[0].needed[1] == Needed(2, -1, 3)
     assert prod(pool.sizes) > 0
+
+
+def test_windows_of_dilated_pooling() -> None:
+    said = '["","[3, 3]","[2, 2]","[1, 1]","[2, 2]","False"]'
+    text = (
+        f'[[[8,8,16,16],[],[],[],[],[]],["float","ScalarList","ScalarList","ScalarList","ScalarList","Scalar"],{said}]'
+    )
+    assert _windows("aten::max_pool2d_with_indices", text) == {1: Needed(2, -1, 5), 2: Needed(2, -1, 5)}
 
 
 def test_attention_reads_every_key_and_its_own_heads() -> None:

@@ -44,6 +44,7 @@ def test_text_explains(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2-xl", "--device", "abacus"], "abacus"),
         (["gpt3-175b", "--device", "a100-80gb", "--devices", "1"], "does not fit"),
         (["gpt2-xl", "--device", "a100-80gb", "--tokens", "nan"], "--tokens nan must be finite"),
+        (["gpt2-xl", "--device", "a100-80gb", "--grid", "inf"], "--grid inf must be finite"),
         (["palce", "bert"], "No such command 'palce'"),
         (["gpt2-large", "--device", "abacus"], "abacus"),  # a model, however much its name is like a command's
     ],

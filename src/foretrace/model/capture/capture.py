@@ -250,9 +250,9 @@ class _Watched(Training):
         with self._in(Phase.BACKWARD):
             super().backward(loss)
 
-    def update(self, optimizer: Any) -> None:
+    def update(self, *optimizers: Any) -> None:
         with self._in(Phase.OPTIMIZER):
-            super().update(optimizer)
+            super().update(*optimizers)
 
     @contextmanager
     def _in(self, phase: Phase) -> Iterator[None]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.graph.writer import GraphWriter
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import StepWriter
 from foretrace.hardware.accelerators import MAPPED_PORTS, TPU_LIKE, Accelerator
 from foretrace.plan.codesign import kernels
 from foretrace.plan.codesign.search import CodesignSpace, PricedDesigns, design_columns
@@ -129,29 +129,18 @@ class Codesign:
 
 def forward_graph(pace_s: float, head_s: float, hop_s: float, stages: int, count: int) -> TaskGraph:
     """Return `count` micro-batches through stages that only compute forward; what they send takes time of the link."""
-    info = GraphInfo(source="forward pipeline", platform="cuda", world_size=stages, steps=(0,))
-    writer = GraphWriter(
-        (Lane(rank=r, kind=LaneKind.GPU, device=r, stream=0, label=f"stage {r}") for r in range(stages)), info
-    )
-    clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="batches"))
-    links = [writer.lane(Lane(rank=r, kind=LaneKind.LINK, label=f"{r} to {r + 1}")) for r in range(stages - 1)]
-    writer.mark(clock, "batch", release=0, step=0)
-    done = 0
-    for micro in range(count):
-        sent = -1
-        for stage in range(stages):
-            took = pace_s + (head_s if stage == stages - 1 else 0.0)
-            done = writer.task(
-                TaskKind.KERNEL, stage, "f", round(took * 1e9), step=0, layer=f"stage {stage}", phase=Phase.FORWARD,
-                release=NO_RELEASE if micro else 0,
-            )  # fmt: skip
-            if sent >= 0:
-                writer.edge(sent, done, EdgeKind.DATA)
+    writer = StepWriter("forward pipeline", ranks=stages)
+    lanes = [writer.on(LaneKind.GPU, f"stage {r}", r) for r in range(stages)]
+    links = [writer.on(LaneKind.LINK, f"{r} to {r + 1}", r) for r in range(stages - 1)]
+    for _ in range(count):
+        sent = list[int]()
+        for stage, lane in enumerate(lanes):
+            took_s = pace_s + (head_s if stage == stages - 1 else 0.0)
+            sent = [writer.behind(sent, TaskKind.KERNEL, lane, "f", round(took_s * 1e9), layer=f"stage {stage}",
+                                  phase=Phase.FORWARD)]  # fmt: skip
             if stage < stages - 1:
-                sent = writer.task(TaskKind.COPY, links[stage], "send", round(hop_s * 1e9), step=0)
-                writer.edge(done, sent, EdgeKind.DATA)
-    writer.mark(clock, "batch", [done], step=-1)
-    return writer.graph()
+                sent = [writer.behind(sent, TaskKind.COPY, links[stage], "send", round(hop_s * 1e9))]
+    return writer.ended()
 
 
 def codesign(

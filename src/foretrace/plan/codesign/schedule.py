@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.cost.accelerators import kernels as designed
-from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.graph.writer import GraphWriter
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import StepWriter
 from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign import kernels
 from foretrace.plan.solver import SolverLimits, answer, apart
@@ -90,28 +90,15 @@ class LayerSchedule:
     def graph(self) -> TaskGraph:
         """Return it as tasks, a lane per core that is used; an operator on all cores waits for all before it."""
         order = sorted(range(len(self.operators)), key=lambda i: (self.begins[i], self.core[i]))
-        writer = GraphWriter((), GraphInfo(source="layer", platform="cuda", world_size=1, steps=(0,)))
-        clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="layer"))
-        writer.mark(clock, "layer", release=0, step=0)
-        lanes: dict[str, int] = {}
-        rows: dict[int, int] = {}
-        before: list[int] = []  # tasks since the last one on all cores
-        last = -1
+        writer, rows = StepWriter("layer"), dict[int, int]()
+        last, since = list[int](), list[int]()  # the last task on all cores, and those since then
         for i in order:
-            each, label, whole = self.operators[i], self.lane(i), self.core[i] < 0
-            if label not in lanes:
-                lanes[label] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label))
-            rows[i] = writer.task(
-                TaskKind.KERNEL, lanes[label], each.name, self.took(i), step=0, phase=self.phase, release=0
-            )
-            waits = {rows[need] for need in each.needs} | ({last} if last >= 0 else set())
-            for row in sorted(waits | (set(before) if whole else set())):
-                writer.edge(row, rows[i], EdgeKind.DATA)
-            before.append(rows[i])
-            if whole:
-                before, last = [], rows[i]
-        writer.mark(clock, "layer", list(rows.values()), step=-1)
-        return writer.graph()
+            each, whole = self.operators[i], self.core[i] < 0
+            waits = {rows[need] for need in each.needs}.union(last, since if whole else ())
+            lane = writer.on(LaneKind.GPU, self.lane(i))
+            rows[i] = writer.behind(waits, TaskKind.KERNEL, lane, each.name, self.took(i), phase=self.phase)
+            last, since = ([rows[i]], []) if whole else (last, [*since, rows[i]])
+        return writer.ended()
 
 
 def layer_operators(

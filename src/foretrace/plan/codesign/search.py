@@ -9,10 +9,12 @@ proven within the model: nothing of the space is left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import inf
+from math import inf, log
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +35,10 @@ from foretrace.plan.transformers.model import (
 )
 from foretrace.plan.transformers.shape import TransformerSizes
 from foretrace.plan.transformers.space import divisors
+from foretrace.search.space import Choices, Infeasible, Problem
 
 SIZES = ("tensor_cores", "width", "depth", "vector_cores", "lanes", "buffer")  # of an `Accelerator`
+CHOSEN = tuple(each for each in SIZES if each != "lanes")  # lanes are as wide as the arrays
 LEAST_SHARE = 0.3  # of the area that is allowed: smaller designs count only with one core of a kind, as published
 # pJ of a multiplication with its addition, of a word across the ports, of a word across the memory, of an operation of
 # a lane: Horowitz, ISSCC 2014 (45 nm; 16 bits; a bank of 1 MB); O'Connor et al., MICRO 2017 (HBM2, 3.9 pJ/bit).
@@ -226,3 +230,25 @@ class CodesignSpace:
         alone = replace(self, designs=columns, like=design, only=only)
         found = alone.price(design.link_gb_s, lanes_rate=lanes_rate)
         return float(found.seconds[0]), alone.plan(found, 0)
+
+
+class DesignProblem(Problem[tuple[Any, ...]]):
+    """The logarithm of an iteration's seconds; a point has a value for each of `CHOSEN`.
+
+    All designs are priced at once, which is quicker than one by one; a call looks one of them up.
+    """
+
+    def __init__(self, space: CodesignSpace, link_gb_s: float) -> None:
+        designs = space.designs.sizes[:, [SIZES.index(each) for each in CHOSEN]]
+        self.space = Choices(tuple(tuple(sorted(set(column.tolist()))) for column in designs.T))
+        seconds = space.price(link_gb_s).seconds.tolist()
+        self._seconds = dict(zip(map(tuple, designs.tolist()), seconds, strict=True))
+
+    @property
+    def optimum(self) -> float:
+        """The least cost."""
+        return log(min(self._seconds.values()))
+
+    def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
+        found = (self._seconds.get(tuple(point)) for point in points)
+        return [Infeasible("above the area, or far below it") if each is None else log(each) for each in found]

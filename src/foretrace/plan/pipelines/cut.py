@@ -145,6 +145,9 @@ def _stages(
     limit, count = (model.memory_limit, micro_batches) if planner == "piper" else (np.inf, 0)
     levels = [(model.devices, model.bytes_per_s)]
     stages = plan_stages(graph, levels, memory_bytes=limit, micro_batches=count)
+    if again := [v for each in stages for v in each.again]:  # what one of them keeps is there beside all else
+        limit -= graph.costs[1].kept_bytes[0, again].max()
+        stages = plan_stages(graph, levels, memory_bytes=limit, micro_batches=count)
     devices = tuple(
         DeviceLoad(kind="accelerator", nodes=tuple(sorted(row for v in each.nodes for row in blocks.rows[v])),
                    load=each.load, memory=0.0)

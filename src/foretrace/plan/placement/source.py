@@ -53,25 +53,47 @@ class PlaceableModel:
                 found.setdefault(self.graph.tensors[tensor].storage, at)
         return found
 
-    def held(self, *roles: Role) -> Float64:
-        """Return bytes of storages of these roles by the node that holds them (n)."""
+    @cached_property
+    def trained(self) -> Float64:
+        """Share of each node (n) in the bytes of the weights that updates change."""
+        found = self._changed(*np.flatnonzero(self.updates).tolist())
+        if not found.any():
+            found[np.argmin(self.updates)] = 1.0
+        shares: Float64 = found / found.sum()
+        return shares
+
+    def _changed(self, *updates: int) -> Float64:
+        """Return bytes of the weights that updates touch, by the node that holds them (n).
+
+        A recording names no weights: of all that is touched then.
+        """
+        tensors = (each for at in updates for each in (*self.graph.nodes[at].inputs, *self.graph.nodes[at].outputs))
+        touched = {self.graph.tensors[each].storage for each in tensors} & self.holder.keys()
+        weights = {each for each in touched if self.graph.storages[each].role == Role.WEIGHT}
         found = np.zeros(len(self.graph))
-        for storage, at in self.holder.items():
-            each = self.graph.storages[storage]
-            found[at] += each.nbytes * (each.role in roles)
+        for each in weights or touched:
+            found[self.holder[each]] += self.graph.storages[each].nbytes
+        return found
+
+    def held(self, *roles: Role) -> Float64:
+        """Return bytes of storages of these roles by the node that holds them (n).
+
+        What updates alone touch, as the optimizer's state, is where the weights are that they change, by their bytes.
+        """
+        found = np.zeros(len(self.graph))
+        for number, storage in enumerate(self.graph.storages):
+            if storage.role in roles and number in self.holder:
+                found[self.holder[number]] += storage.nbytes
+            elif storage.role in roles:
+                found += storage.nbytes * self.trained
         return found
 
     def update_times(self, seconds: Float64) -> Float64:
         """Return what the updates of the weights that a node holds take (n): updates shared out by bytes."""
         found = np.zeros(len(self.graph))
         for at in np.flatnonzero(self.updates).tolist():
-            node = self.graph.nodes[at]
-            touched = {self.graph.tensors[each].storage for each in (*node.inputs, *node.outputs)} & self.holder.keys()
-            sizes = {each: float(self.graph.storages[each].nbytes) for each in touched}
-            for storage, size in sizes.items():
-                found[self.holder[storage]] += seconds[at] * size / max(sum(sizes.values()), 1.0)
-            if not touched:
-                found[0] += seconds[at]
+            changed = self._changed(at)
+            found += seconds[at] * (changed / changed.sum() if changed.any() else self.trained)
         return found
 
     @cached_property
@@ -99,10 +121,8 @@ class PlaceableModel:
         times = [each * ~self.updates + self.update_times(each) for each in (costs.seconds, costs.low_s, slowest)]
         rows = np.flatnonzero(~self.updates)
         row_of = np.cumsum(~self.updates) - 1
-        kept, saved = np.zeros(len(graph)), np.zeros(len(graph))
-        for number, held in enumerate(graph.storages if graph.parameters else ()):  # a recording names no weights
-            if held.role in KEPT or held.role == Role.ACTIVATION:
-                (kept if held.role in KEPT else saved)[self.holder.get(number, rows[0])] += held.nbytes
+        named = bool(graph.parameters)  # a recording names no weights
+        kept, saved = (named * self.held(*roles) for roles in (KEPT, (Role.ACTIVATION,)))
         saved *= self.devices if self.backward.any() else 1
         starts, ends, tensors = graph.edges
         among = ~self.updates[starts] & ~self.updates[ends]

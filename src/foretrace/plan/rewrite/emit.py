@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrace.files import write_bytes
 from foretrace.plan.rewrite import ops
 from foretrace.plan.rewrite.capture import Model, PlainValue
 from foretrace.plan.rewrite.term import Term
@@ -46,6 +49,16 @@ class Emitted:
         found = self.module(*self.flat(args, kwargs))
         values = [each.value if isinstance(each, PlainValue) else found[each] for each in self.model.results]
         return pytree.tree_unflatten(values, self.model.structure)
+
+    def write(self, path: Path) -> None:
+        """Write it as `torch.export` does (.pt2)."""
+        import torch
+
+        flat = tuple(self.flat(self.model.args, self.model.kwargs))
+        buffer = io.BytesIO()
+        with torch.no_grad():
+            torch.export.save(torch.export.export(self.module, flat, strict=False), buffer)
+        write_bytes(path, buffer.getvalue())
 
 
 def emit(model: Model, graph: Graph, *, way: Way = plain, double: bool = False) -> Emitted:

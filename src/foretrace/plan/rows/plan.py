@@ -14,8 +14,8 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.rows.placed import RanPlacement, run
 from foretrace.experiment.statistics import LEVEL, RESAMPLES
-from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, TaskKind
-from foretrace.graph.writer import GraphWriter
+from foretrace.graph.taskgraph import TaskKind
+from foretrace.graph.writer import StepWriter
 from foretrace.hardware.cluster import parse_link
 from foretrace.plan.rows.bound import bound
 from foretrace.plan.rows.costs import RowCosts, profile
@@ -96,22 +96,15 @@ def judge(exchanged: Float64) -> Bytes:
 def exchange(plan: RowPlan, lookups: Lookups, link: str) -> Timeline:
     """Return the first held-out batch on links whose busier direction decides: all-to-alls, one by one."""
     placement, rate = plan.placement, parse_link(link).bytes_per_s
-    lanes = [Lane(rank=r, kind=LaneKind.LINK, label=f"link of device {r}") for r in range(placement.devices)]
-    writer = GraphWriter(
-        [*lanes, Lane(rank=0, kind=LaneKind.CPU, label="batches")],
-        GraphInfo(source="a batch", platform="cpu", world_size=placement.devices, steps=(0,)),
-    )
-    writer.mark(len(lanes), "batch", release=0, step=0)
-    ends = writer.marks[:]
+    writer, ends = StepWriter("a batch", ranks=placement.devices, platform="cpu"), list[int]()
+    lanes = [writer.on(LaneKind.LINK, f"link of device {r}", r) for r in range(placement.devices)]
     for name, moved in placement.exchanges(lookups, plan.batches[0]).items():
         seconds = np.maximum(moved.sum(axis=0), moved.sum(axis=1)) / rate
-        parts = [writer.task(TaskKind.COPY, r, name, round(1e9 * each), step=0) for r, each in enumerate(seconds)]
-        for part in parts:
-            for end in ends:
-                writer.edge(end, part, EdgeKind.DATA)
-        ends = parts
-    writer.mark(len(lanes), "batch", ends, step=-1)
-    return simulate(writer.graph())
+        ends = [
+            writer.behind(ends, TaskKind.COPY, lane, name, round(1e9 * each))
+            for lane, each in zip(lanes, seconds, strict=True)
+        ]
+    return simulate(writer.ended())
 
 
 def run_rows(

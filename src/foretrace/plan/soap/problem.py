@@ -21,8 +21,8 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.graph.writer import GraphWriter
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import StepWriter
 from foretrace.hardware.cluster import Cluster
 from foretrace.plan.soap import engine
 from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, SoapOperators
@@ -243,10 +243,7 @@ class SoapProblem(Problem[Codes]):
         followers = [_followers(tasks, task) for task in range(count)]
         layers = list(dict.fromkeys(each.layer for each in operators))
         inputs = [each for each in operators for _ in each.inputs]
-        info = GraphInfo(source=self.model.name, platform="cuda", world_size=cluster.workers, steps=(0,))
-        writer = GraphWriter([Lane(rank=0, kind=LaneKind.CPU, label="steps")], info)
-        writer.mark(0, release=0, step=0)
-        lanes: dict[int, int] = {}  # of a resource
+        writer = StepWriter(self.model.name, ranks=cluster.workers)
         last: dict[int, int] = {}  # row on each resource
         rows: dict[int, int] = {}
         for task in np.argsort(tasks.waits[:count]).tolist():
@@ -261,9 +258,7 @@ class SoapProblem(Problem[Codes]):
                 layer = layers[owner - len(operators) - len(inputs)]
                 kind, name = TaskKind.COLLECTIVE, f"gradients of {layer}"
             held = _resources(tasks, task, cluster)
-            if held[0] not in lanes:
-                lanes[held[0]] = writer.lane(_lane(held[0], cluster))
-            lane = lanes[held[0]]
+            lane = writer.on(*_lane(held[0], cluster))
             waited = {last[each] for each in held if each in last} - {writer.last.get(lane)}
             rows[task] = writer.task(kind, lane, name, int(tasks.takes[task]), layer=layer, phase=phase)
             last |= dict.fromkeys(held, rows[task])
@@ -272,10 +267,7 @@ class SoapProblem(Problem[Codes]):
         for task, after in enumerate(followers):
             for then in after:
                 writer.edge(rows[task], rows[then], EdgeKind.DATA)
-        for task in rows.keys() - {then for after in followers for then in after}:
-            writer.edge(writer.marks[0], rows[task], EdgeKind.DATA)
-        writer.mark(0, after=rows.values(), step=-1)
-        return writer.graph()
+        return writer.ended()
 
     # --- baselines ---------------------------------------------------------------------------------------------------
 
@@ -362,13 +354,14 @@ def _resources(tasks: engine.Tasks, task: int, cluster: Cluster) -> list[int]:
     return found
 
 
-def _lane(resource: int, cluster: Cluster) -> Lane:
+def _lane(resource: int, cluster: Cluster) -> tuple[LaneKind, str, int]:
+    """Return kind, name and rank of the lane of what a task holds."""
     n = cluster.workers
     if resource < n:
-        return Lane(rank=resource, kind=LaneKind.GPU, device=resource, stream=0, label=f"device {resource}")
+        return LaneKind.GPU, f"device {resource}", resource
     if resource < n * (1 + n):
         one, other = divmod(resource - n, n)
-        return Lane(rank=one, kind=LaneKind.LINK, label=f"{one} to {other}")
+        return LaneKind.LINK, f"{one} to {other}", one
     node = resource - n * (1 + n)
     way, node = ("into", node - n) if node >= n else ("out of", node)
-    return Lane(rank=node * cluster.per_node, kind=LaneKind.LINK, label=f"network {way} node {node}")
+    return LaneKind.LINK, f"network {way} node {node}", node * cluster.per_node

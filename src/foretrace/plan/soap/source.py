@@ -291,7 +291,7 @@ def _windows(op: str, text: str) -> dict[int, Needed]:
         said = [msgspec.json.decode(each) if each.startswith("[") else each for each in shapes.concrete]
         if "pool" in op and "adaptive" not in op:
             kernel, stride, padding = (list(map(int, said[i] or said[1])) for i in (1, 2, 3))
-            dilation = [1, 1]
+            dilation = list(map(int, said[4])) if "max" in op else [1, 1]
         elif op == "aten::convolution" and str(said[6]).lower() not in ("true", "1"):
             kernel = [int(each) for each in shapes.dims[1][2:]]
             stride, padding, dilation = (list(map(int, said[i])) for i in (3, 4, 5))

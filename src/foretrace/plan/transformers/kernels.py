@@ -116,13 +116,16 @@ def layer(s, machine, c, at):
     again, again_messages = 0.0, 0.0
     if recompute == FULL:
         again, again_messages = forward, messages
-        swapped *= 1.5
+        swapped *= 3 / 2
+        rotated *= 4 / 3
     elif recompute == SELECTIVE:
         again = core + (0.0 if s[FLASH] or machine[designed.CORES] else 2 * c[SCORES] * cells / bandwidth)
     # Bytes, in 2 each but masks: inputs of norms, of products, of the feed-forward part.
     masks = 0.0 if s[GATED] else 2.0
     whole = (8 + masks) * shared
     split = tokens * (4 * query + 4 * kv + 2 * (up + 1) * inner_share * routed)
+    if s[EXPERTS] > 1:  # words in the order of their experts, a copy for each that they go to
+        split += 2 * routed * tokens * h
     scores = 4 * tokens * heads / tensor if s[FLASH] else 5 * cells
     kept = whole + split + scores
     working = 0.0
@@ -199,7 +202,8 @@ def exchanged_s(s, machine, c, at, layers, forward, backward, count):
     `forward`, `backward`: s of all layers of the stage for a micro-batch, behind which messages hide.
     """
     dense, expert, table = weights(s, at)
-    dense, expert, zero = layers * dense + table, layers * expert, at[ZERO]
+    tables = 2 if at[PIPELINE] == 1 and not s[TIED] else 1
+    dense, expert, zero = layers * dense + tables * table, layers * expert, at[ZERO]
     shards, replicas = at[DATA] * at[CONTEXT], at[DATA] * at[CONTEXT] // at[EXPERT]  # of an expert
     own = dense / shards + expert / replicas if zero else dense + expert
     update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
@@ -290,14 +294,15 @@ def stage_s(s, machine, c, at, layers, count):
     """
     forward, backward, again, messages, behind, rotated, swapped, _, _ = layer(s, machine, c, at)
     zero, hidden = at[ZERO], c[HIDDEN_SHARE] if at[OVERLAP] else 0.0
-    # Where all is computed again, half of the messages of tensors and a third of those of experts are sent again.
+    # Where all is computed again, so are messages: half of those of tensors, a third of experts', a quarter of context.
     before = messages / 2 if at[RECOMPUTE] == FULL else messages
     routed = swapped / 3 if at[RECOMPUTE] == FULL else swapped / 2
+    turned = rotated / 4 if at[RECOMPUTE] == FULL else rotated / 3
     shared, gathered, update = exchanged_s(s, machine, c, at, layers, layers * forward, layers * backward, count)
     each = gathered / count / 2 if zero == 3 else 0.0
-    there = layers * (forward + before + routed + rotated * (1 - hidden) / 3) + each
+    there = layers * (forward + before + routed + turned * (1 - hidden)) + each
     back = layers * (
-        backward + again + messages - before + swapped - routed + (behind + rotated * 2 / 3) * (1 - hidden)
+        backward + again + messages - before + swapped - routed + (behind + rotated - turned) * (1 - hidden)
     )
     back += each + (shared / count if zero >= 2 else 0.0)
     hop = hop_s(s, machine, c, at) if at[PIPELINE] > 1 else 0.0

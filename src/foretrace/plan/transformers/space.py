@@ -185,7 +185,8 @@ class ParallelismSpace(Space[Parallelism]):
                 if size % degree:
                     near = min(divisors(gcd(*(each for each, _ in whole))), key=lambda each: abs(each - degree))
                     alone = {"devices": "devices", "samples of a batch": "samples"}.get(things)
-                    more = f" or {multiple(size, degree)} {alone}" if alone else ""
+                    enough = alone and not any(each % degree for each, other in whole if other != things)
+                    more = f" or {multiple(size, degree)} {alone}" if enough else ""
                     raise ForetraceError(
                         f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
                     )

@@ -6,8 +6,7 @@ auto-encoder trained with the model, top-k, random-k with a common seed, quantis
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, scattered, top_k
+from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, top_k
 from foretrace.training.compression.settings import Boundary, kept
 from foretrace.training.data_parallel import same_start
 from foretrace.training.training import Training
@@ -95,28 +94,17 @@ class _Lossy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, boundary: Boundary, step: int, group: Any) -> Tensor:
-        workers = dist.get_world_size(group)
-        flat = x.detach().reshape(-1)
-        ctx.shape, ctx.chosen = x.shape, None
-        if boundary.method == "quantise":
-            levels = quantise(flat, boundary.bits)
-            head = torch.stack([levels.low, levels.step])
-            heads, codes = _gather(head, workers, group), _gather(levels.packed, workers, group)
-            out = torch.zeros_like(flat)
-            for each, packed in zip(heads, codes, strict=True):
-                out += dequantise(Levels(packed=packed, low=each[0], step=each[1], bits=levels.bits, shape=flat.shape))
-            return out.view(x.shape)
-        count = kept(flat.numel(), boundary.share)
-        if boundary.method == "randomk":
-            indices = random_indices(flat.numel(), count, step=step, bucket=0, device=flat.device)
-            values = flat[indices]
-            dist.all_reduce(values, group=group)
-            ctx.chosen = indices
-            return scattered(values, indices, flat.numel()).view(x.shape)
-        values, chosen = top_k(flat, count)
-        ctx.chosen = chosen
-        everyones = torch.cat(_gather(values, workers, group)), torch.cat(_gather(chosen, workers, group))
-        return scattered(*everyones, flat.numel()).view(x.shape)
+        parts, everyones = _encoded(x.detach(), boundary, step), list[Sequence[Tensor]]()
+        ctx.shape, ctx.chosen = x.shape, _chosen(parts, x.numel(), boundary, step)
+        if boundary.method == "randomk":  # all chose the same elements
+            dist.all_reduce(parts[0], group=group)
+            everyones.append(parts)
+        else:
+            everyones += zip(*(_gather(each, dist.get_world_size(group), group) for each in parts), strict=True)
+        out = x.new_zeros(x.numel())
+        for each in everyones:
+            _add(out, each, boundary, step)
+        return out.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -155,17 +143,11 @@ class Sender(ActivationCodec):
 class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, code: Tensor, boundary: Boundary, step: int, to: int) -> Tensor:
-        ctx.shape, ctx.stage, ctx.boundary, ctx.indices = code.shape, to, boundary, None
         parts = _encoded(code.detach(), boundary, step)
+        ctx.shape, ctx.stage, ctx.boundary = code.shape, to, boundary
+        ctx.indices = _chosen(parts, code.numel(), boundary, step)
         for part in parts:
             dist.send(part, to)
-        if boundary.method in ("topk", "randomk"):
-            flat = code.numel()
-            ctx.indices = (
-                parts[1].long()
-                if boundary.method == "topk"
-                else random_indices(flat, kept(flat, boundary.share), step=step, bucket=0)
-            )
         return code.new_zeros(())
 
     @staticmethod
@@ -231,27 +213,46 @@ def _encoded(x: Tensor, boundary: Boundary, step: int) -> tuple[Tensor, ...]:
     return (x.contiguous(),)
 
 
+def _chosen(parts: Sequence[Tensor], elements: int, boundary: Boundary, step: int) -> Tensor | None:
+    """Return which elements were sent in these parts; None where all were."""
+    match boundary.method:
+        case "topk":
+            return parts[1].long()
+        case "randomk":
+            return random_indices(elements, len(parts[0]), step=step, bucket=0, device=parts[0].device)
+    return None
+
+
+def _add(out: Tensor, parts: Sequence[Tensor], boundary: Boundary, step: int) -> None:
+    """Add what `_encoded` was made of to [n]."""
+    if boundary.method == "quantise":
+        head, packed = parts
+        out += dequantise(Levels(packed=packed, low=head[0], step=head[1], bits=boundary.bits, shape=out.shape))
+        return
+    chosen = _chosen(parts, out.numel(), boundary, step)
+    if chosen is None:
+        out += parts[0].view(-1)
+    else:
+        out.index_add_(0, chosen, parts[0])
+
+
 def _received(shape: torch.Size, boundary: Boundary, step: int, sender: int) -> tuple[Tensor, Tensor | None]:
     """Return what `_encoded` was made of, and which elements were sent."""
-    elements = shape.numel()
-    if boundary.method == "quantise":
-        head, packed = torch.empty(2), torch.empty(ceil(elements * boundary.bits / 8), dtype=torch.uint8)
-        dist.recv(head, sender)
-        dist.recv(packed, sender)
-        return dequantise(Levels(packed=packed, low=head[0], step=head[1], bits=boundary.bits, shape=shape)), None
-    if boundary.method in ("topk", "randomk"):
-        count = kept(elements, boundary.share)
-        values = torch.empty(count)
-        dist.recv(values, sender)
-        if boundary.method == "topk":
-            indices = torch.empty(count, dtype=torch.int32)
-            dist.recv(indices, sender)
-        else:
-            indices = random_indices(elements, count, step=step, bucket=0)
-        return scattered(values, indices, elements).view(shape), indices.long()
-    out = torch.empty(shape)
-    dist.recv(out, sender)
-    return out, None
+    out, count = torch.zeros(shape.numel()), kept(shape.numel(), boundary.share)
+    parts: list[Tensor]
+    match boundary.method:
+        case "quantise":
+            parts = [torch.empty(2), torch.empty(ceil(out.numel() * boundary.bits / 8), dtype=torch.uint8)]
+        case "topk":
+            parts = [torch.empty(count), torch.empty(count, dtype=torch.int32)]
+        case "randomk":
+            parts = [torch.empty(count)]
+        case _:
+            parts = [torch.empty(shape)]
+    for part in parts:
+        dist.recv(part, sender)
+    _add(out, parts, boundary, step)
+    return out.view(shape), _chosen(parts, out.numel(), boundary, step)
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -301,15 +302,7 @@ def coding(boundary: Boundary, rows: int, hidden: int, answers: int, *, encode: 
     def decode() -> Tensor:
         flat = torch.zeros(x.numel())
         for _ in range(answers):
-            if boundary.method == "quantise":
-                head, packed = parts
-                flat += dequantise(
-                    Levels(packed=packed, low=head[0], step=head[1], bits=boundary.bits, shape=flat.shape)
-                )
-            elif boundary.method == "topk":
-                flat.index_add_(0, parts[1], parts[0])
-            else:
-                flat[random_indices(flat.numel(), parts[0].numel(), step=1, bucket=0)] += parts[0]
+            _add(flat, parts, boundary, 1)
         return flat
 
     return decode
@@ -332,23 +325,17 @@ def divided(training: Training, boundary: Boundary, workers: int, *, all_layers:
         raise NotApplicableError(f"{name}: an MLP cannot be divided evenly between {workers} workers.")
     same_start(training.model)  # what is not divided has to be the same everywhere
     rank = dist.get_rank()
-    before = {id(each): each for each in training.model.parameters()}
+    now = dict[int, list[nn.Parameter]]()  # in the place of a parameter
     for i, layer in enumerate(layers):
-        compress = all_layers or i >= len(layers) // 2
-        layer.linear2 = RowParallelLinear(layer.linear2, rank, workers, boundary if compress else PLAIN)
-        layer.linear1 = ColumnParallelLinear(layer.linear1, rank, workers)
+        compress, first, second = all_layers or i >= len(layers) // 2, layer.linear1, layer.linear2
+        layer.linear2 = RowParallelLinear(second, rank, workers, boundary if compress else PLAIN)
+        layer.linear1 = ColumnParallelLinear(first, rank, workers)
         layer.activation_relu_or_gelu = 0  # no fused path in evaluation, which would take a part for the whole
-    now = {id(each): each for each in training.model.parameters()}
-    gone, added = before.keys() - now.keys(), [each for key, each in now.items() if key not in before]
-    optimizers = tuple(
-        _with(optimizer, gone, added if i == 0 else []) for i, optimizer in enumerate(training.optimizers)
-    )
-    return replace(training, optimizers=optimizers)
-
-
-def _with(optimizer: torch.optim.Optimizer, gone: set[int], added: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer without some parameters and with others, which join its first group."""
-    for group in optimizer.param_groups:
-        group["params"] = [each for each in group["params"] if id(each) not in gone]
-    optimizer.param_groups[0]["params"] += added
-    return optimizer
+        for old, new in ((first, layer.linear1), (second, layer.linear2)):
+            now[id(old.weight)] = [each for name, each in new.named_parameters() if name != "bias"]
+            if old.bias is not None:
+                now[id(old.bias)] = [new.bias]
+    for optimizer in training.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [new for each in group["params"] for new in now.get(id(each), [each])]
+    return training
