@@ -15,6 +15,7 @@ from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import chosen, keyed, resolve
+from foretrace.report.names import command
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
@@ -126,7 +127,12 @@ def operators(
             source, size=size, batch=batch, dims=dims, step=step, rank=rank, salvage=salvage, progress=tell
         )
     graph = with_blocks(fused(graph) if fuse else graph)
-    view = report.models.operators(graph, path=source, fused=fuse)
+    again = {"size": size, "batch": batch, "dim": dim}
+    then = command("operators", source, **again, step=step, rank=rank, salvage=salvage, fuse=True)
+    if fuse:
+        recorded = graph.source.startswith("recording")
+        then = "" if recorded else command("estimate", source, device="h100", **again)
+    view = report.models.operators(graph, fused=fuse, next=then)
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
     return Reply(result=view, how={"by": by}, files={out: lambda path: write(graph, path)})
@@ -153,9 +159,11 @@ def utilisation(
             model, size=size, batch=batch, precision=precision, training=not inference, progress=tell
         )
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.models.utilisation(
-        used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
-    )
+    then = command(
+        "estimate", model, device=device, batch=batch, precision=precision, inference=inference,
+        size="" if size == "full" else size,
+    )  # fmt: skip
+    return report.models.utilisation(used, model=model, training=not inference, next=then)
 
 
 def _times(path: Path) -> list[CostModel]:

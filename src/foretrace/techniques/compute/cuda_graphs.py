@@ -180,7 +180,8 @@ class CudaGraphs(Technique):
             names=["hipGraphLaunch" if graph.info.platform == "rocm" else "cudaGraphLaunch"],
             old_edges={key: column[(kind != EdgeKind.LAUNCH) | (captured[dst] < 0)] for key, column in edges.items()},
             change=Change(
-                what=f"launched {sum(counts)} device tasks of {len(regions)} steps by one graph launch each",
+                what=f"launched {sum(counts):,} device tasks of {len(regions)} step{'s' * (len(regions) > 1)} "
+                "by one graph launch each",
                 tasks=sum(counts) + len(regions),
             ),
         )
