@@ -59,7 +59,7 @@ def estimate(
     length: int | None = option(None, "N", "Words of a sequence, for a decoder.", least=2),
     dim: list[str] | None = option(None, "NAME=N", "Size of an open dimension of an ONNX model."),
     out: Path | None = option(None, "FILE", "Write the task graph there, for whatif.", "--out", "-o"),
-    threads: int | None = option(None, "N", "Threads of an operator, with --device here.", least=1),
+    threads: int | None = option(None, "N", "Intra-op threads, with --device here.", least=1, most=1024),
     measure: int = option(0, "N", "With --device here: first time N of its operators, those that tell most.", least=0),
     grid: options.Grid = None,
     top: options.Top = 14,
@@ -223,7 +223,7 @@ def rewrite(
     size: options.Size = "tiny",
     batch: int | None = option(None, "N", "Samples of a run.", least=1),
     device: str = option("", "NAME", "Costs by a roofline of this device instead of measured."),
-    threads: int = option(1, "N", "Intra-op threads.", least=1),
+    threads: options.Threads = 1,
     measure: bool = flag("--measure/--no-measure", "Run both models in turns on this machine.", default=True),
     out: Path | None = option(None, "FILE.pt2", "Write the model, as torch.export does."),
 ) -> Reply:
@@ -286,7 +286,7 @@ def _size(name: str, text: str) -> int:
 def kernels(
     model: str = argument(..., "MODEL|SCRIPT", "A zoo model, or a script with training().", complete=completion.models),
     size: options.Size = "tiny",
-    threads: int = option(1, "N", "Threads of an operator.", least=1),
+    threads: options.Threads = 1,
     seconds: float = option(20.0, "S", "For running steps, 3 of each kind at least; compiling is extra.", least=0.1),
     seed: int = option(0, "N", "Seed of weights and data.", least=0),
     top: options.Top = 12,
