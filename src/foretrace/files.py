@@ -26,7 +26,7 @@ def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
         data = gzip.compress(data, compresslevel=6, mtime=0)
     temporary = part_of(path)
     try:
-        with refused(f"cannot write {path}", "choose a folder that exists and is yours"):
+        with refused(f"cannot write {path}", "choose a folder that exists, is yours and has room"):
             if path.exists() and not path.is_file():
                 raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be overwritten.")
             _write_whole(temporary, data)

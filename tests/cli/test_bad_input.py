@@ -49,6 +49,7 @@ MISTAKES = {
     "a measured table cut short": ("utilisation", "gan", "--size", "tiny", "--measured", "{cut_table}"),
     "a rewritten model to nowhere": ("rewrite", "actor-critic", "--out", "no/such/model.pt2"),
     "a file to rewrite": ("rewrite", "model.onnx"),
+    "more threads than can be": ("rewrite", "actor-critic", "--threads", "99999999999999999999"),
 }
 
 

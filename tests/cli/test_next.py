@@ -53,7 +53,7 @@ ASKED: dict[str, tuple[str, ...]] = {
 WITH_TORCH = {
     "zoo": ("",),
     "estimate": ("resnet50 --size tiny --device h100 --batch 2",),
-    "operators": ("resnet50 --size tiny",),
+    "operators": ("resnet50 --size tiny --batch 2", "resnet50 --size tiny --batch 2 --fuse"),
     "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
     "sparsity": ("vgg11 --images 1",),
 }
@@ -130,15 +130,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _hold(cli: Cli, asked: str) -> None:
+def _hold(cli: Cli, asked: str) -> list[str]:
+    """Ask, and ask what is suggested, which is returned."""
     answer = cli(*shlex.split(asked))
     assert answer.code == 0, f"{asked}: {answer.err}"
-    for line in re.findall(r"^\s*next: (.*)$", answer.out, re.MULTILINE):
+    suggested: list[str] = re.findall(r"^\s*next: (.*)$", answer.out, re.MULTILINE)
+    for line in suggested:
         words = shlex.split(line)
         assert words[0] == "foretrace", line
         assert words[1:] != shlex.split(asked), f"{asked} suggests itself"
         then = cli(*words[1:])
         assert then.code == 0, f"{asked} suggests {line}, which says {then.err}"
+    return suggested
 
 
 @pytest.mark.parametrize("asked", [f"{command} {words}".strip() for command in ASKED for words in ASKED[command]])
@@ -161,4 +164,5 @@ def test_what_is_suggested_about_a_device_answers(cli: Cli, here: Path, shared_d
 )
 def test_what_is_suggested_about_a_model_answers(cli: Cli, here: Path, asked: str) -> None:
     pytest.importorskip("torch", reason="captures a model; install the extra torch")
-    _hold(cli, asked)
+    found = _hold(cli, asked)
+    assert "--batch" not in asked or all("--size tiny" in each and "--batch 2" in each for each in found)

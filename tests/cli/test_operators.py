@@ -36,7 +36,7 @@ def mlp(tmp_path: Path) -> Path:
 def test_table_and_json(cli: Cli, mlp: Path) -> None:
     answer = cli("operators", mlp)
     assert answer.code == 0, answer.err
-    assert answer.out.startswith("A step of mlp computes 396 kFLOP and moves 147 kB: gemm has 99.2 % of the FLOPs, ")
+    assert answer.out.startswith("A step of mlp computes 396 kFLOP and moves 147 kB: gemm has 99.2 % of the FLOPs and ")
     assert "block: 2 operators, 6 times, node 0 on from layers.0" in answer.out
     view = msgspec.convert(cli("operators", mlp, "--json").json, OperatorsView)
     assert view.operators == 12

@@ -79,6 +79,8 @@ def test_the_first_sentence_where_nothing_was_concluded() -> None:
     outcome = make_outcome(verdict=Verdict.INCONCLUSIVE, uncertain="the machine had 0.4 cores left")
     assert verification.headline(outcome).endswith("nothing can be concluded: the machine had 0.4 cores left.")
     assert verification.verify(outcome).next == "foretrace verify mixed-precision --model bert --seconds 60"
+    asked = structs.replace(outcome, job=structs.replace(outcome.job, size="full", threads=2))
+    assert "--model bert --size full --threads 2 --seconds 60" in verification.verify(asked).next
 
 
 def test_the_first_sentence_below_the_floor() -> None:

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from foretrace.report import terminal
+from foretrace.report.blocks import Column, Grid, blocks, table
 from foretrace.report.terminal import PIPE_WIDTH, Terminal, render
 from foretrace.report.views import Result
 from tests.report.report_views import make_blame, make_compare, make_show, make_simulate, make_whatif
@@ -43,6 +45,23 @@ def test_every_line_fits(view: Result, width: int) -> None:
     for line in render(view, Terminal(width=width, bars=True)).splitlines():
         if not line.startswith("  next: "):  # a command stays whole so that it can be copied
             assert len(line) <= width
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.command)
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_figure_is_cut(view: Result, width: int) -> None:
+    text = " ".join(render(view, Terminal(width=width)).split())
+    for grid in (block for block in blocks(view) if isinstance(block, Grid)):
+        for at, column in enumerate(grid.columns):
+            if column.kind not in ("name", "course") and not column.extra and not column.wide:
+                for cell in grid.cells(at, grid.shown, pads=("", "")):
+                    assert " ".join(cell.split()) in text
+
+
+def test_a_table_that_does_not_fit_is_told_row_by_row() -> None:
+    columns = [Column("layer", "name"), *(Column(f"time of part {i}", "time") for i in range(8))]
+    text = terminal.text([table(columns, [["linear[0]", *[0.0123] * 8]])], Terminal(width=60))
+    assert text.startswith("  linear[0]\n    time of part 0 12.3 ms   time of part 1 12.3 ms\n")
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.command)

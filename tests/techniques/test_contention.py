@@ -106,7 +106,7 @@ def test_two_groups_over_one_oversubscribed_switch_take_twice_as_long(tmp_path: 
     said = [change.what for change in shared.graph.changes if change.technique == "contention"]
     assert said == [
         "8 of 8 transfers share a link of four with another one, of 2 groups that send at the same time: "
-        "28 -> 80 ms in all, most load on core",
+        "28 → 80 ms in all, most load on core",
         "the step goes from 15 to 22 ms",
     ]
 
@@ -298,7 +298,7 @@ def test_groups_of_recorded_ranks_share_a_switch(tmp_path: Path) -> None:
     assert sorted(after.graph.dur[transfers].tolist()) == [50] * 4 + [200] * 4
     assert "4 of 5" not in after.graph.changes[-1].what
     (said,) = (each.what for each in after.graph.changes if "transfers share" in each.what)
-    assert said.startswith("2 of 3 transfers share a link of four with another one: 0.00025 -> 0.00045 ms in all")
+    assert said.startswith("2 of 3 transfers share a link of four with another one: 0.00025 → 0.00045 ms in all")
     disjoint = predicted(graph, f"contention network={cluster(tmp_path, FOUR)}")
     assert np.array_equal(disjoint.graph.dur, graph.dur)
 

@@ -20,7 +20,7 @@ Seconds = Annotated[float, option(..., "S", "At most this many seconds for all o
 
 
 def device(
-    threads: int | None = option(None, "N", "Threads of an operator.", least=1),
+    threads: int | None = option(None, "N", "Intra-op threads.", least=1, most=1024),
     seconds: Seconds = 30.0,
     like: Path | None = option(None, "TRACE", "With the threads and allocator settings of this recording."),
     operators: int | None = option(None, "K", "Only the K most informative operators, e.g. 50."),

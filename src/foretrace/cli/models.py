@@ -15,6 +15,7 @@ from foretrace.cli.answers import Reply, Result, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import chosen, keyed, resolve
+from foretrace.report.names import command
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
@@ -58,7 +59,7 @@ def estimate(
     length: int | None = option(None, "N", "Words of a sequence, for a decoder.", least=2),
     dim: list[str] | None = option(None, "NAME=N", "Size of an open dimension of an ONNX model."),
     out: Path | None = option(None, "FILE", "Write the task graph there, for whatif.", "--out", "-o"),
-    threads: int | None = option(None, "N", "Threads of an operator, with --device here.", least=1),
+    threads: int | None = option(None, "N", "Intra-op threads, with --device here.", least=1, most=1024),
     measure: int = option(0, "N", "With --device here: first time N of its operators, those that tell most.", least=0),
     grid: options.Grid = None,
     top: options.Top = 14,
@@ -126,7 +127,12 @@ def operators(
             source, size=size, batch=batch, dims=dims, step=step, rank=rank, salvage=salvage, progress=tell
         )
     graph = with_blocks(fused(graph) if fuse else graph)
-    view = report.models.operators(graph, path=source, fused=fuse)
+    again = {"size": size, "batch": batch, "dim": dim}
+    then = command("operators", source, **again, step=step, rank=rank, salvage=salvage, fuse=True)
+    if fuse:
+        recorded = graph.source.startswith("recording")
+        then = "" if recorded else command("estimate", source, device="h100", **again)
+    view = report.models.operators(graph, fused=fuse, next=then)
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
     return Reply(result=view, how={"by": by}, files={out: lambda path: write(graph, path)})
@@ -153,9 +159,11 @@ def utilisation(
             model, size=size, batch=batch, precision=precision, training=not inference, progress=tell
         )
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.models.utilisation(
-        used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
-    )
+    then = command(
+        "estimate", model, device=device, batch=batch, precision=precision, inference=inference,
+        size="" if size == "full" else size,
+    )  # fmt: skip
+    return report.models.utilisation(used, model=model, training=not inference, next=then)
 
 
 def _times(path: Path) -> list[CostModel]:
@@ -215,7 +223,7 @@ def rewrite(
     size: options.Size = "tiny",
     batch: int | None = option(None, "N", "Samples of a run.", least=1),
     device: str = option("", "NAME", "Costs by a roofline of this device instead of measured."),
-    threads: int = option(1, "N", "Intra-op threads.", least=1),
+    threads: options.Threads = 1,
     measure: bool = flag("--measure/--no-measure", "Run both models in turns on this machine.", default=True),
     out: Path | None = option(None, "FILE.pt2", "Write the model, as torch.export does."),
 ) -> Reply:
@@ -279,7 +287,7 @@ def _size(name: str, text: str) -> int:
 def kernels(
     model: str = argument(..., "MODEL|SCRIPT", "A zoo model, or a script with training().", complete=completion.models),
     size: options.Size = "tiny",
-    threads: int = option(1, "N", "Threads of an operator.", least=1),
+    threads: options.Threads = 1,
     seconds: float = option(20.0, "S", "For running steps, 3 of each kind at least; compiling is extra.", least=0.1),
     seed: int = option(0, "N", "Seed of weights and data.", least=0),
     top: options.Top = 12,

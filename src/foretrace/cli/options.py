@@ -81,6 +81,7 @@ Precision = Annotated[
 ]  # fmt: skip
 Inference = Annotated[bool, flag("--inference", "The forward pass alone, without gradients.", default=...)]
 Size = Annotated[str, option(..., "tiny|full", "Size of a zoo model.")]
+Threads = Annotated[int, option(..., "N", "Intra-op threads.", least=1, most=1024)]
 Do = Annotated[
     list[str] | None,
     option(

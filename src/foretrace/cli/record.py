@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from foretrace.cli.options import flag, option, say
+from foretrace.report.units import nbytes, seconds, things
 from foretrace.trace.autorecord.launch import Launch, LaunchOutcome, RankRecording
 from foretrace.trace.recorder import RecordOptions
 
@@ -45,7 +46,8 @@ def record(
     )  # fmt: skip
     first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
     command = textwrap.shorten(shlex.join(context.args), 80, placeholder=" ...")
-    say(f"will record steps {first} to {first + steps - 1} of `{command}` into {out}")
+    which = f"steps {first} to {first + steps - 1}" if steps > 1 else f"step {first}"
+    say(f"will record {which} of `{command}` into {out}")
     outcome = launch.run()
     for line in _report(outcome, out):
         say(line)
@@ -56,10 +58,10 @@ def _report(outcome: LaunchOutcome, out: Path) -> list[str]:
     if not outcome.recordings:
         return [outcome.trouble]
     ranks, first = len(outcome.recordings), outcome.recordings[0]
-    size = sum(recording.path.stat().st_size for recording in outcome.recordings) / 1e6
+    size = sum(recording.path.stat().st_size for recording in outcome.recordings)
     what = f"{first.path}" if ranks == 1 else f"{ranks} ranks in {out}"
     return [
-        f"recorded {first.steps} steps: {what} ({size:.1f} MB). {_overhead(first)}",
+        f"recorded {things(first.steps, 'step')}: {what} ({nbytes(size)}). {_overhead(first)}",
         *_memory_state(first),
         f"next: foretrace show {shlex.quote(str(out))}",
     ]
@@ -71,7 +73,7 @@ def _overhead(recording: RankRecording) -> str:
     recorded = recording.overhead["profiled"]["wall_ns"]
     beside = recording.overhead["unprofiled"]["wall_ns"]
     return (
-        f"A recorded step takes {_ms(recorded)}, its unprofiled neighbours {_ms(beside)} "
+        f"A recorded step takes {seconds(recorded / 1e9)}, its unprofiled neighbours {seconds(beside / 1e9)} "
         f"({100 * (recorded / beside - 1):+.0f} %)."
     )
 
@@ -85,13 +87,7 @@ def _memory_state(recording: RankRecording) -> list[str]:
     if not changed or abs(after["page_faults"] - before["page_faults"]) < 200:
         return []
     return [
-        f"before profiling, a step took {_ms(before['wall_ns'])} with {before['page_faults']:,} page faults; "
-        f"after it {_ms(after['wall_ns'])} with {after['page_faults']:,}: malloc now keeps memory. "
+        f"before profiling, a step took {seconds(before['wall_ns'] / 1e9)} with {before['page_faults']:,} page faults; "
+        f"after it {seconds(after['wall_ns'] / 1e9)} with {after['page_faults']:,}: malloc now keeps memory. "
         "--keep-memory makes it do so from the start"
     ]
-
-
-def _ms(ns: float) -> str:
-    """Return three significant digits."""
-    ms = ns / 1e6
-    return f"{ms:.3g} ms" if ms < 100 else f"{ms:,.0f} ms"

@@ -254,7 +254,7 @@ def profile(
     what: str = argument(..., "NAME|SCRIPT|TRACE", "A zoo model, a script with training(), or a recording."),
     size: options.Size = "tiny",
     steps: int = option(8, "N", "Steps to record.", least=1),
-    threads: int = option(1, "N", "Intra-op threads.", least=1),
+    threads: options.Threads = 1,
     batch: int | None = option(None, "N", "Samples per step, where the recording lacks it.", least=1),
     out: Path | None = option(None, "FOLDER", "Keep the recording there.", "--out", "-o"),
     peak_gflops: float | None = option(None, "X", "Peak of the device, GFLOP/s.", least=1e-3),

@@ -17,7 +17,7 @@ def verify(
     techniques: options.Techniques,
     model: options.Model,
     size: options.Size = "tiny",
-    threads: int = option(1, "N", "Intra-op threads of all arms.", least=1),
+    threads: options.Threads = 1,
     seconds: float = option(
         20.0, "S", "For running the arms, 8 rounds at least; recording and calibration are extra.", least=0.1
     ),

@@ -158,7 +158,8 @@ def describe(draft: Draft, settled: Settled, classes: tuple[EdgeClass, ...], not
     if draft.clock == "gpu" and draft.steps.lane >= 0:
         notes.append("the host runs ahead of the device: steps are measured where the device finishes them.")
     if draft.threads.parallel:
-        notes.append(f"{draft.threads.parallel} bursts of helper threads ran beside the main thread.")
+        several = "s" * (draft.threads.parallel > 1)
+        notes.append(f"{draft.threads.parallel} burst{several} of helper threads ran beside the main thread.")
     if blocked:
         notes.append("blocking calls: " + ", ".join(f"{n} x {name}" for name, n in blocked.most_common(4)) + ".")
     carried: tuple[Carried, ...] = ()

@@ -150,7 +150,7 @@ def launched_by_return(graph: TaskGraph) -> Int64:
 def describe(graph: TaskGraph, mask: Mask) -> str:
     """Return the chosen tasks in words: "161 kernels and 3 copies"."""
     count = np.bincount(graph.kind[np.flatnonzero(mask)], minlength=len(TaskKind))
-    parts = [f"{count[kind]} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)]
+    parts = [f"{count[kind]:,} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "no tasks"
 
 

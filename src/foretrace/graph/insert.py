@@ -229,8 +229,9 @@ class _Insertion:
         self._move_waits()
         device = sum(isinstance(task, DeviceTask) for task in new)
         host = len(new) - device
-        parts = [f"{device} device task{'s with their launches' if device > 1 else ' with its launch'}"] * bool(device)
-        parts += [f"{host} host task{'s' * (host > 1)}"] * bool(host)
+        launched = "s with their launches" if device > 1 else " with its launch"
+        parts = [f"{device:,} device task{launched}"] * bool(device)
+        parts += [f"{host:,} host task{'s' * (host > 1)}"] * bool(host)
         return extend(
             self.graph,
             self._columns(),

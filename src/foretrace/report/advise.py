@@ -10,7 +10,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.plan.sync import SyncQuestion, fitted, plan_sync, recorded_step_times
 from foretrace.report import runs
-from foretrace.report.blocks import NARROW, Block, Column, Line, table
+from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.names import command
 from foretrace.report.units import TimeUnit, between, change, digits, in_unit, level, seconds, unit_for
 from foretrace.report.views import Report, taken
@@ -57,7 +57,7 @@ class AdviseView(Report, frozen=True, kw_only=True):
         yield table(
             [
                 Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
-                Column("costs", wide=True, least=NARROW, under=True),
+                Column("costs", wide=True),
             ],
             [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in self.rows],
             top=top, how="--top",

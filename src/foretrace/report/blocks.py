@@ -15,8 +15,6 @@ import msgspec
 
 from foretrace.report import units
 
-NARROW = 72  # columns; below it tables keep what matters most
-
 Kind = Literal[
     "text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course", "bytes", "binary",
     "FLOP", "FLOP/s", "B/s", "J", "ratio", "signed", "yes",
@@ -64,7 +62,6 @@ class Bars(msgspec.Struct, frozen=True, tag=True):
 
     bars: tuple[Bar, ...]
     legend: bool = False
-    apart: bool = False  # an empty line follows where they are drawn
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -81,10 +78,8 @@ class Column(msgspec.Struct, frozen=True):
     kind: Kind = "text"
     right: bool | None = None  # by default all but texts and names
     wide: bool = False  # may take several lines
-    least: int = 0  # is left out where there are fewer columns of characters than this,
-    under: bool = False  # or said below the table, row by row
+    extra: bool = False  # is left out where a terminal has no room for it, the last one first
     unknown: str = "–"  # in place of None
-    beside: int = 60  # characters that other columns need, for a column of names
 
     @property
     def flush_right(self) -> bool:

@@ -124,10 +124,10 @@ class CodesignView(Report, frozen=True, kw_only=True):
             list(self.baselines.items()),
             (lambda each: each[0], Column("compared with", wide=True)),
             (lambda each: each[1].iteration_s, "iteration", "time"),
-            (lambda each: each[1].interval_s, Column("range", "seconds", least=100)),
+            (lambda each: each[1].interval_s, Column("range", "seconds", extra=True)),
             (lambda each: each[1].ratio, "times as long", "ratio"),
             (lambda each: each[1].ratio_interval, "ratio's range", "ratio"),
-            (lambda each: each[1].design.text.partition(":")[2], Column("design", wide=True, least=110)),
+            (lambda each: each[1].design.text.partition(":")[2], Column("design", wide=True, extra=True)),
         )
         yield Line(
             f"the plan alone gains {self.plan_gain:.2f}×, the design alone {self.design_gain:.2f}×", label="apart"
@@ -255,11 +255,11 @@ class LookUpPlanView(Report, frozen=True, kw_only=True):
             self.candidates, (_named, "setting"),
             (lambda each: f"{each.design.measured.accuracy:.4g}", Column("accuracy", right=True)),
             (lambda each: f"{100 * each.loss:.2g}", Column("loss, points", right=True)),
-            (_points, Column("range", right=True, least=90)),
+            (_points, Column("range", right=True, extra=True)),
             ("design.over_dense", "per area", "ratio"), ("design.over_dense_interval", "range", "digits"),
             (lambda each: f"{each.design.units}, {each.design.banks} × {each.design.word}",
-             Column("units, banks", right=True, least=100)),
-            (lambda each: digits(1e-6 * sum(each.design.parts_um2.values())), Column("mm²", right=True, least=100)),
+             Column("units, banks", right=True, extra=True)),
+            (lambda each: digits(1e-6 * sum(each.design.parts_um2.values())), Column("mm²", right=True, extra=True)),
             (lambda each: "" if each.fits else "loses more", ""), top=top, noun="setting", how="--top",
         )  # fmt: skip
         yield Line("performance per area over the best array of multipliers, in these layers", label="per area")

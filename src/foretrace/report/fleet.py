@@ -17,7 +17,7 @@ from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
 from foretrace.report import shared
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table, text
+from foretrace.report.blocks import About, Block, Column, Grid, Line, listing, table, text
 from foretrace.report.shared import J_PER_KWH, EnergyView
 from foretrace.report.units import count, digits, level, long_range, long_time, share
 from foretrace.report.views import Report, taken
@@ -316,7 +316,7 @@ def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> 
         slots, (slot_name, "free slots"), ("free_now", "now", "count"), ("mean_free", "on average", "digits"),
         ("mean_together", "if together", "digits"),
         *([("scattered", "lost to scattering", "share")] if scattered else []),
-        ("capacity", Column("empty cluster", "count", least=NARROW)),
+        ("capacity", Column("empty cluster", "count", extra=True)),
     )  # fmt: skip
 
 
@@ -327,7 +327,7 @@ def slot_name(each: overtime.Slots) -> str:
 
 def _tenants(tenants: Sequence[metrics.Tenant]) -> Grid:
     return listing(
-        tenants, "tenant", ("jobs", "jobs", "count"), ("gpu_share", Column("GPU time", "share", least=NARROW)),
+        tenants, "tenant", ("jobs", "jobs", "count"), ("gpu_share", Column("GPU time", "share", extra=True)),
         ("mean_jct_s", "mean JCT", "long"), ("p99_jct_s", "p99", "long"), ("mean_queue_s", "mean wait", "long"),
         ("mean_rho", "rho", "digits"), top=TENANTS,
     )  # fmt: skip

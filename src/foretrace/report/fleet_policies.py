@@ -48,10 +48,10 @@ class FleetCompareView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         yield about(self)
-        narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
         yield table(
             [
-                "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
+                "policy",
+                *(Column(title, kind, extra="mean" not in title) for title, _, kind in FIGURES),
                 Column(f"mean JCT against {self.baseline}", wide=True),
             ],
             [
@@ -148,7 +148,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
         rows = sorted(self.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
         first = self.columns.index("jobs") if "jobs" in self.columns else 0
         yield table(
-            [Column(self.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
+            [Column(self.columns[at], right=True, extra=at > max(first, jct)) for at in kept],
             [[figure_text(self.columns[at], row[at]) for at in kept] for row in rows],
             top=MOST_CELLS,
             noun="cell",

@@ -133,7 +133,7 @@ class FleetRigView(Report, frozen=True, kw_only=True):
         always, wide = ("start, mean", "p95"), ("worst", "JCT", "order", "switches")
         yield table(
             ["against the run", *(Column(name, right=True) for name in always),
-             *(Column(name, right=True, least=96) for name in wide)],
+             *(Column(name, right=True, extra=True) for name in wide)],
             [
                 [name, *map(seconds, (each.start_error_s.mean, each.start_error_s.p95, each.start_error_s.worst)),
                  *map(share, (each.jct_error, each.order_equal, each.switches_equal))]

@@ -11,7 +11,6 @@ from foretrace.cost.accelerators.sparse import BACKWARD, FORWARD, ArrayRun, Mask
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.report.blocks import About, Block, Line, listing, table
-from foretrace.report.names import command
 from foretrace.report.units import digits, nbytes, scaled, seconds, share, things, within
 from foretrace.report.views import Report, taken
 
@@ -52,25 +51,27 @@ class OperatorsView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
         intensity = digits(self.intensity) if self.intensity is not None else "–"
         yield (
-            f"{self.operators} {'kernels' if self.fused else 'operators'}, {scaled(self.parameters)} parameters, "
+            f"{things(self.operators, 'kernel' if self.fused else 'operator')}, {scaled(self.parameters)} parameters, "
             f"activations {nbytes(self.activation_bytes)}, {intensity} FLOP per byte; from {self.source}"
         )
         for block in sorted(self.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
             where = f" from {block.layer}" if block.layer else ""
-            yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
+            yield Line(
+                f"{things(block.length, 'operator')}, {block.times} times, node {block.first} on{where}", label="block"
+            )
         if self.unknown:
-            named = ", ".join(f"{op} ({count})" for op, count in list(self.unknown.items())[:4])
+            named = ", ".join(f"{op} ({times})" for op, times in list(self.unknown.items())[:4])
             yield f"known by their bytes only, {share(self.unknown_bytes_share)} of the bytes: {named}"
 
 
-def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> OperatorsView:
-    """Return the answer for one graph; `path` is what the user gave."""
+def operators(graph: OperatorGraph, *, fused: bool = False, next: str = "") -> OperatorsView:
+    """Return the answer for one graph."""
     groups = OperatorGroups(graph=graph)
     return taken(
         OperatorsView, groups, graph, headline=_headline(graph, groups.families), batch=graph.batch or None,
         operators=len(graph), fused=fused, weight_bytes=groups.held_bytes(Role.WEIGHT),
         activation_bytes=groups.held_bytes(Role.ACTIVATION), unknown=graph.unknown(),
-        next=command("operators", path, fuse=True) if path and not fused else "foretrace estimate --help",
+        next=next,
     )  # fmt: skip
 
 
@@ -79,7 +80,8 @@ def _headline(graph: OperatorGraph, families: tuple[OperatorGroup, ...]) -> str:
     heavy = max(families, key=lambda each: each.flops)
     most = max(families, key=lambda each: each.moved_bytes)
     of_flops = f"{heavy.name} has {share(heavy.flops / graph.flops)} of the FLOPs" if graph.flops else "no FLOPs"
-    of_bytes = f", {most.name} {share(most.moved_bytes / moved)} of the bytes" if moved else ""
+    who = " and" if most is heavy and graph.flops else f", {most.name}"
+    of_bytes = f"{who} {share(most.moved_bytes / moved)} of the bytes" if moved else ""
     samples = f" with {graph.batch} samples" if graph.batch else ""
     return (
         f"A step of {graph.name}{samples} computes {scaled(graph.flops, 'FLOP')} and moves {nbytes(moved)}: "

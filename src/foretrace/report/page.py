@@ -46,7 +46,7 @@ def context(block: Block) -> dict[str, Any]:
     if isinstance(block, Grid):
         return kind | _grid(block)
     if isinstance(block, Bars):
-        return kind | {"bars": _bars(block), "legend": block.legend}
+        return kind | {"bars": _bars(block)}
     if isinstance(block, Chart):
         return kind | _chart(block)
     if isinstance(block, LaneChart):

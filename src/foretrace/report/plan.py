@@ -142,8 +142,8 @@ class PipelineView(Result, frozen=True, kw_only=True):
         sizes = things(len(self.stages), "stage"), things(self.micro_batches, "micro-batch")
         yield About((self.source, *sizes, cut))
         columns: list[Column | str] = [
-            "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
-            Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
+            "schedule", Column("batch", "time"), Column("range", right=True, extra=True), Column("bubble", right=True),
+            Column("in flight", right=True, extra=True), Column("most memory", right=True), Column("", wide=True),
         ]  # fmt: skip
         yield table(columns, map(_schedule_row, self.schedules))
         yield from shared.energy_lines(self.energy, per=f"a batch by {self.schedules[0].name}")
@@ -281,7 +281,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
         )
         yield listing(
             (*self.runners_up, *self.too_large), ("words", Column("others", wide=True)), ("step_s", "step", "time"),
-            ("simulated_s", Column("simulated", "time", least=80)), ("peak_bytes", "most memory", "bytes"),
+            ("simulated_s", Column("simulated", "time", extra=True)), ("peak_bytes", "most memory", "bytes"),
             ("why", Column("why not", wide=True)),
         )  # fmt: skip
         if self.unequal is not None:

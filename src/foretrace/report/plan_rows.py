@@ -147,9 +147,10 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
             every, (lambda each: str(each.look_ahead), "batches ahead"),
             ("step.step_s", "step", "time"),
             (lambda each: between(each.step.low_s, each.step.high_s, unit), Column(f"range, {unit.name}", right=True)),
-            ("hit_rate", "rows held", "share"), ("bound_s", Column("bound", "time", least=80)),
-            ("now_bytes", Column("at once", "bytes", least=80)), ("all_bytes", Column("all bytes", "bytes", least=100)),
-            ("held_bytes", Column("memory", "bytes", least=100)), top=top, noun="look-ahead",
+            ("hit_rate", "rows held", "share"), ("bound_s", Column("bound", "time", extra=True)),
+            ("now_bytes", Column("at once", "bytes", extra=True)),
+            ("all_bytes", Column("all bytes", "bytes", extra=True)),
+            ("held_bytes", Column("memory", "bytes", extra=True)), top=top, noun="look-ahead",
         )  # fmt: skip
         yield Line(f"{_cached_step(self.uncached)}, {nbytes(self.uncached_bytes)} each way", label="uncached")
         if self.trial is not None:
@@ -223,7 +224,7 @@ class DataPlanView(Report, frozen=True, kw_only=True):
         yield listing(
             (self.choice, *self.runners_up), ("name", Column("loader", "name")), ("epoch_s", "epoch", "time"),
             ("low_s high_s", "range", "seconds"), ("memory_bytes", "memory", "bytes"),
-            ("swaps", Column("swaps", "count", least=90)), ("swaps_bound", Column("at least", "count", least=90)),
+            ("swaps", Column("swaps", "count", extra=True)), ("swaps_bound", Column("at least", "count", extra=True)),
             top=top, noun="loader", how="--top",
         )  # fmt: skip
         if (trial := self.trial) is not None:

@@ -40,9 +40,9 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             ("over_synchronous", "steps per second", "ratio"),
             ("waited", "waiting", "share"),
             ("seconds", "run", "time"),
-            ("interval_s", Column("range", "seconds", least=90)),
-            (lambda each: each.sent_bytes or None, Column("sent per step", "bytes", least=80, unknown="not asked")),
-            (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, least=100)),
+            ("interval_s", Column("range", "seconds", extra=True)),
+            (lambda each: each.sent_bytes or None, Column("sent per step", "bytes", extra=True, unknown="not asked")),
+            (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, extra=True)),
             top=top, noun="policy",
         )  # fmt: skip
         if self.tried:
@@ -104,9 +104,9 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
             self.candidates, ("gradient_workers", "gradient workers", "count"), ("fraction", "of them", "digits"),
             (lambda each: "*" * (each.technique == self.choice.technique), ""),
             (lambda each: f"{each.factors_every}/{each.inverses_every}", Column("every", right=True)),
-            ("memory_bytes", "memory", "bytes"), ("peak_bytes", Column("at most", "bytes", least=90)),
+            ("memory_bytes", "memory", "bytes"), ("peak_bytes", Column("at most", "bytes", extra=True)),
             ("sent_bytes", "sent", "bytes"), ("added_s", "added", "time"),
-            ("added_interval_s", Column("range", "seconds", least=110)),
+            ("added_interval_s", Column("range", "seconds", extra=True)),
             ("step_s", "step", "time"), ("interval_s", "range", "seconds"),
             (lambda each: "" if each.fits else "too large", ""), top=top, noun="candidate", how="--top",
         )  # fmt: skip
@@ -165,7 +165,7 @@ class SoapView(Report, frozen=True, kw_only=True):
         yield table(
             ["gradients by", *(Column(each, "time") for each in names), Column("found", "time"),
              Column("range", "seconds"), Column("exchanged", "bytes"), Column("moved", "bytes"),
-             Column("fullest device", "bytes", least=90)],
+             Column("fullest device", "bytes", extra=True)],
             [
                 (each.synchronisation, *each.baselines_s.values(), each.step_s,
                  each.interval_s, each.exchanged_bytes, each.moved_bytes, max(each.memory_bytes))

@@ -197,9 +197,10 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
 
 def _rates_table(title: str, rows: Sequence[GroupRates]) -> Grid:
     return listing(
-        rows, ("name", Column(title, "name", beside=84)), ("time_s", "time", "time"), ("share", "share", "share"),
+        rows, ("name", Column(title, "name")), ("time_s", "time", "time"), ("share", "share", "share"),
         ("flops_per_s", "FLOP/s", "FLOP/s"), ("of_peak_flops", "of peak", "share"),
-        ("bytes_per_s", Column("B/s", "B/s", least=100)), ("of_peak_bandwidth", Column("of peak", "share", least=100)),
+        ("bytes_per_s", Column("B/s", "B/s", extra=True)),
+        ("of_peak_bandwidth", Column("of peak", "share", extra=True)),
         ("of_roofline", "roofline", "share"),
     )  # fmt: skip
 
@@ -213,7 +214,7 @@ def _memory_blocks(memory: MemorySplit) -> Iterator[Block]:
             rows.append((name, size, size / whole, tuple(each / whole for each in course)))
     columns: list[Column | str] = [
         f"memory at the peak ({memory.device})", Column("size", "bytes"), Column("share", "share", unknown=""),
-        Column(f"over step {memory.step}", "course", least=90),
+        Column(f"over step {memory.step}", "course", extra=True),
     ]  # fmt: skip
     yield table(columns, [*rows, ("all", memory.peak_bytes, None, ())])
     where = f"peak in {memory.peak_phase or 'no phase'}" + (f", {memory.peak_operator}" if memory.peak_operator else "")

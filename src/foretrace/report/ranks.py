@@ -289,11 +289,7 @@ class ScaleView(Report, frozen=True, kw_only=True):
         if self.samples:
             runs = f"{count(self.samples)} runs of {count(self.ranks)} ranks sampled"
             yield Line(f"{self.noise}; {runs}", label="noise")
-        for a in self.assumptions[:SHOWN_ASSUMPTIONS]:
-            flag = f"; replace it with {a.flag}" if a.flag else ""
-            effect = f" {shared.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
-            value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
-            yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
+        yield from notes(map(shared.assumption_text, self.assumptions[:SHOWN_ASSUMPTIONS]), "assumed")
 
 
 def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:

@@ -48,9 +48,9 @@ class ServePlanView(Report, frozen=True, kw_only=True):
             (lambda each: each.split + f" ({each.name})" * (each.name != each.split), "instances x threads : batch"),
             ("latency_s", "latency", "time"),
             (lambda each: between(each.low_s, each.high_s, unit), Column(f"range, {unit.name}", right=True)),
-            ("alone_s", Column("alone", "time", least=80)),
-            (_interfered, Column("interference", right=True, least=100)),
-            (lambda each: _numbers(each.over_fat), Column("over fat", right=True, least=100, under=True)),
+            ("alone_s", Column("alone", "time", extra=True)),
+            (_interfered, Column("interference", right=True, extra=True)),
+            (lambda each: _numbers(each.over_fat), Column("over fat", right=True)),
             top=top, noun="split",
         )  # fmt: skip
         if self.trial is not None:

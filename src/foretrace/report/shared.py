@@ -25,16 +25,24 @@ def assumption(each: object, at_low_s: float, at_high_s: float) -> Assumed:
 def assumption_text(a: Assumed, *, replaced: bool = True) -> str:
     """Return text such as "ratio 2.50× (plausible 2.00 – 3.10×: step 97.2 – 88.1 ms): from the catalog; ..."."""
     mend = f"; replace it with {flag_text(a)}" if a.flag and replaced else ""
-    return f"{a.name} {value_text(a)} {range_text(a)}: {a.why.rstrip('.')}{mend}"
+    lies = f" {within}" if (within := range_text(a)) else ""
+    return f"{name_text(a)} {value_text(a)}{lies}: {a.why.rstrip('.')}{mend}"
+
+
+def name_text(a: Assumed) -> str:
+    """Return the name without the unit at its end, which its value has: "launch" for "launch us", 40 µs."""
+    return a.name.removesuffix(f" {a.unit.lower().replace('µ', 'u').replace('/', ' ')}")
 
 
 def value_text(a: Assumed) -> str:
     """Return the value with its unit."""
-    return digits(a.value) + _suffix(a.unit)
+    return (count(a.value) if a.unit in _THINGS else digits(a.value)) + _suffix(a.unit)
 
 
 def range_text(a: Assumed) -> str:
-    """Return text such as "(plausible 2.00 – 3.10×: step 97.2 – 88.1 ms)"."""
+    """Return text such as "(plausible 2.00 – 3.10×: step 97.2 – 88.1 ms)"; "" for what has no range."""
+    if a.low == a.high:
+        return ""
     unit = unit_for(max(a.step_at_low_s, a.step_at_high_s))
     steps = between(a.step_at_low_s, a.step_at_high_s, unit)
     low, high = steps.split(" – ")
@@ -43,12 +51,15 @@ def range_text(a: Assumed) -> str:
 
 
 def flag_text(a: Assumed) -> str:
-    """Return what to write on the command line to replace it: "mixed-precision ratio=…"."""
-    return f"{a.technique} {a.flag}=…"
+    """Return what to write on the command line to replace it: "mixed-precision ratio=…", or an option."""
+    return a.flag if a.flag.startswith("--") else f"{a.technique} {a.flag}=…"
+
+
+_THINGS = ("ranks", "collectives", "kernels", "samples", "tokens")  # units that are counted
 
 
 def _suffix(unit: str) -> str:
-    return unit if unit in ("", "×", "x") else f" {unit}"
+    return "×" if unit == "x" else unit if unit in ("", "×") else f" {unit}"
 
 
 J_PER_KWH = 3.6e6

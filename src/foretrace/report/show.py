@@ -8,7 +8,7 @@ from foretrace import techniques
 from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, listing, notes
+from foretrace.report.blocks import About, Bars, Block, Column, Grid, listing, notes
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
@@ -127,8 +127,8 @@ def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
         sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most], ("rank", Column("rank", right=True)),
         ("wait_s", "waits", "time"), ("transfer_s", "transfers", "time"),
         (lambda row: f"{count(row.last)} of {total}", Column("last to arrive", right=True)),
-        ("caused_s", Column("others wait for it", "time", least=NARROW)),
-        (lambda row: ahead.get(str(row.rank), "not known"), Column("clock", right=True, least=NARROW)),
+        ("caused_s", Column("others wait for it", "time", extra=True)),
+        (lambda row: ahead.get(str(row.rank), "not known"), Column("clock", right=True, extra=True)),
     )  # fmt: skip
 
 
@@ -275,10 +275,10 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
 
 def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:
     """Return a table of suspects. Host and device work may carry the same name, so where a task runs is said."""
-    where = () if platform == "cpu" else (Column("on", least=NARROW),)
+    where = () if platform == "cpu" else (Column("on", extra=True),)
     columns = (
-        Column(title, "name"), *where, Column("count", "count", least=NARROW), Column("time", "time"),
-        Column("10 % faster", "change", least=NARROW), Column("gone", "change"),
+        Column(title, "name"), *where, Column("count", "count", extra=True), Column("time", "time"),
+        Column("10 % faster", "change", extra=True), Column("gone", "change"),
     )  # fmt: skip
     cells = [
         (

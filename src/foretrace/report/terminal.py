@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 BAR = 48  # characters of the longest bar
-LEAST_WIDE = 16  # characters of a column that may take several lines
+LEAST_WIDE, LEAST_NAME = 16, 20  # characters of a column that may take several lines, or of names
+NARROW = 72  # characters of a line; below it, a bar stands below its label
 
 # Blue, orange, violet and greys stay apart for colour-blind readers; the characters differ as well.
 PART_STYLES = {
@@ -99,7 +100,8 @@ def text(found: Sequence[blocks.Block], terminal: Terminal) -> str:
         else:
             for each in _block(block, terminal):
                 console.print(each)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    lines = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return re.sub("\n{3,}", "\n\n", lines) + "\n"  # around what is not drawn here
 
 
 def _block(block: blocks.Block, terminal: Terminal) -> Iterator[RenderableType]:
@@ -122,50 +124,82 @@ def _block(block: blocks.Block, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _table(table: blocks.Grid, terminal: Terminal) -> Iterator[RenderableType]:
-    """Yield the table, and how much of it is folded away."""
-    from rich.table import Table as Drawn
-
-    kept = [
-        at for at, column in enumerate(table.columns)
-        if terminal.width >= column.least and (terminal.bars or column.kind != "course")
-    ]  # fmt: skip
-    columns = [_cells(table, at, terminal) for at in kept]
-    widths = [
-        min(
-            max([len(table.columns[at].title), *map(len, cells)]),
-            LEAST_WIDE if table.columns[at].wide else terminal.width,
-        )
-        for at, cells in zip(kept, columns, strict=True)
-    ]
-    room = terminal.width - 2 - sum(widths)
-    grid = Drawn(
-        box=None, pad_edge=False, padding=(0, min(max(room // max(len(kept) - 1, 1), 1), 3), 0, 0), header_style="dim",
-        show_edge=False, show_header=any(table.columns[at].title for at in kept),
-    )  # fmt: skip
-    for at in kept:
-        column = table.columns[at]
-        grid.add_column(
-            column.title, justify="right" if column.flush_right else "left", no_wrap=not column.wide,
-            overflow="fold" if column.wide else "ellipsis",
-        )  # fmt: skip
-    for row in zip(*columns, strict=True):
-        grid.add_row(*row)
-    yield _indented(grid)
-    for at, column in enumerate(table.columns):
-        if at not in kept and column.under:
-            for name, cell in zip(table.cells(0, table.shown), table.cells(at, table.shown), strict=True):
-                if cell != "–":
-                    yield _indented(_words(f"{name} {column.title}: ", "dim").append(cell, None))
+    """Yield the table, or row by row where its columns do not fit, and how much of it is folded away."""
+    kept = [at for at, column in enumerate(table.columns) if terminal.bars or column.kind != "course"]
+    least = [at for at in kept if not table.columns[at].extra]
+    while (widths := _widths(table, kept, terminal.width - 2, 1 if kept == least else 2)) is None and kept != least:
+        kept = [at for at in kept if at != max(set(kept) - set(least))]
+    if widths is None:
+        yield from _records(table, terminal)
+    else:
+        yield _columns(table, kept, *widths)
     if table.folded:
         yield _indented(_words(table.folded, "dim"))
 
 
-def _cells(table: blocks.Grid, at: int, terminal: Terminal) -> list[rich.Text]:
+def _widths(table: blocks.Grid, kept: Sequence[int], room: int, gap: int) -> tuple[list[int], int] | None:
+    """Return the characters of columns and between two of them, at least `gap`; None where figures would be cut.
+
+    Names may be shortened, texts of wide columns and titles may take several lines.
+    """
+    columns, widths, wanted = [table.columns[at] for at in kept], list[int](), list[int]()
+    for at, column in zip(kept, columns, strict=True):
+        cells = table.cells(at, table.shown)
+        most = max(map(len, short_names(cells, room) if column.kind == "name" else cells), default=0)
+        least = min(most, LEAST_NAME if column.kind == "name" else LEAST_WIDE if column.wide else most)
+        widths.append(max(least, *map(len, column.title.split(" "))))
+        wanted.append(max(most, len(column.title)))
+    gaps = len(kept) - 1
+    left = room - sum(widths) - gap * gaps
+    if left < 0:
+        return None
+    flexible = [at for at, column in enumerate(columns) if column.wide or column.kind == "name"]
+    for at in set(range(len(kept))) - set(flexible):
+        more = min(wanted[at] - widths[at], left)
+        widths[at], left = widths[at] + more, left - more
+    more = min(left // max(gaps, 1), 3 - gap)
+    gap, left = gap + more, left - more * gaps
+    for place, at in enumerate(sorted(flexible, key=lambda at: wanted[at])):
+        more = min(wanted[at] - widths[at], left // (len(flexible) - place))
+        widths[at], left = widths[at] + more, left - more
+    return widths, gap
+
+
+def _columns(table: blocks.Grid, kept: Sequence[int], widths: Sequence[int], gap: int) -> RenderableType:
+    from rich.table import Table as Drawn
+    from rich.text import Text as Words
+
+    grid = Drawn(
+        box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", show_edge=False,
+        show_header=any(table.columns[at].title for at in kept),
+    )  # fmt: skip
+    for at, width in zip(kept, widths, strict=True):
+        column = table.columns[at]
+        grid.add_column(
+            Words(column.title, no_wrap=False), justify="right" if column.flush_right else "left", width=width,
+            no_wrap=not column.wide, overflow="fold",
+        )  # fmt: skip
+    for row in zip(*(_cells(table, at, width) for at, width in zip(kept, widths, strict=True)), strict=True):
+        grid.add_row(*row)
+    return _indented(grid)
+
+
+def _records(table: blocks.Grid, terminal: Terminal) -> Iterator[RenderableType]:
+    """Yield every row by itself: its first cell that has a title, and below it the others with theirs."""
+    shown = [at for at, column in enumerate(table.columns) if column.kind != "course"]
+    titles = [_words(f"{title} " if (title := table.columns[at].title) else "", "dim") for at in shown]
+    first = next((at for at, title in enumerate(titles) if title), 0)
+    for row in zip(*(_cells(table, at, terminal.width - 4, pads=("", "")) for at in shown), strict=True):
+        yield _indented(_words(" ").join(filter(None, row[: first + 1])))
+        pairs = (title + cell for title, cell in zip(titles[first + 1 :], row[first + 1 :], strict=True) if cell)
+        yield _indented(_indented(_flowed(pairs, terminal.width - 4)))
+
+
+def _cells(table: blocks.Grid, at: int, room: int, *, pads: tuple[str, str] = (" ", " ")) -> list[rich.Text]:
     """Return what is printed of a column; names shortened to the room for them, coloured by kind of work."""
-    column, cells = table.columns[at], table.cells(at, table.shown)
-    if column.kind != "name":
+    cells = table.cells(at, table.shown, pads=pads)
+    if table.columns[at].kind != "name":
         return list(map(_words, cells))
-    room = max(terminal.width - (28 if terminal.width < blocks.NARROW else column.beside), 16)
     styles = [KIND_STYLES.get(kind, "") for kind in table.colours] or [""] * len(cells)
     return [_words(*each) for each in zip(short_names(cells, room), styles, strict=False)]
 
@@ -177,11 +211,13 @@ def _bars(block: blocks.Bars, terminal: Terminal) -> Iterator[RenderableType]:
         at = 2 + max(len(bar.label) + 5 if bar.label else 0 for bar in block.bars)
         for bar in block.bars:
             yield from _bar(bar, terminal, whole, at)
-        if block.apart:
-            yield ""
     if block.legend:
         for bar in block.bars:
             yield _legend(bar, terminal)
+    elif terminal.bars:
+        words = {part.key: part.word for bar in block.bars for part in bar.parts if part.value}
+        drawn = (_words(f"{PART_STYLES[key][0]} {word}", PART_STYLES[key][1]) for key, word in words.items())
+        yield _indented(_flowed(drawn, terminal.width - 2))
 
 
 def _bar(bar: blocks.Bar, terminal: Terminal, whole: float, at: int) -> Iterator[RenderableType]:
@@ -189,7 +225,7 @@ def _bar(bar: blocks.Bar, terminal: Terminal, whole: float, at: int) -> Iterator
     if not terminal.bars:
         yield line
         return
-    if terminal.width < blocks.NARROW:
+    if terminal.width < NARROW:
         if bar.label:
             yield line
         line, at = _words("  "), 2
@@ -220,20 +256,32 @@ def _chart(chart: blocks.Chart, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _legend(bar: blocks.Bar, terminal: Terminal) -> RenderableType:
-    """Return every part with its figure, largest wait first; breaks between parts, never inside one."""
+    """Return every part with its figure, largest wait first."""
     unit = unit_for(sum(part.value for part in bar.parts))
+    return _indented(
+        _flowed(
+            [
+                _words(f"{part.word} {in_unit(part.value, unit)}", PART_STYLES[part.key][1] if part.value else "dim")
+                for part in sorted(bar.parts, key=lambda part: (part.key != "compute", -part.value))
+            ],
+            terminal.width - 2,
+        )
+    )
+
+
+def _flowed(words: Iterable[rich.Text], width: int) -> rich.Text:
+    """Return texts one after the other, in lines that break between them where they can."""
     line, used = _words(""), 0
-    for part in sorted(bar.parts, key=lambda part: (part.key != "compute", -part.value)):
-        word = f"{part.word} {in_unit(part.value, unit)}"
-        if used and used + 3 + len(word) > terminal.width - 2:
+    for each in words:
+        if used and used + 3 + len(each) > width:
             line.append("\n")
             used = 0
         elif used:
             line.append("   ")
             used += 3
-        line.append(word, PART_STYLES[part.key][1] if part.value else "dim")
-        used += len(word)
-    return _indented(line)
+        line.append_text(each)
+        used += len(each)
+    return line
 
 
 def _words(text: str, style: str = "") -> rich.Text:

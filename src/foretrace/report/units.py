@@ -73,17 +73,23 @@ def change(value_s: float) -> str:
 def column(values_s: Sequence[float], *, signed: bool = False, pads: tuple[str, str] = (" ", " ")) -> list[str]:
     """Return times that stand below each other: one unit for all, that of the largest, and decimal points in one line.
 
+    What is too short to be read in that unit has its own, so that nothing but 0 reads as 0.
+
     signed: differences, as `change` writes them. pads: what takes the room of a missing digit and of a missing point.
     The cells are to be set flush right.
     """
     unit = unit_for(max((abs(value) for value in values_s if math.isfinite(value)), default=0.0))
-    numbers = [("+" if signed and value >= 0.005 * unit.seconds else "") + in_unit(value, unit) for value in values_s]
+    units = [unit if abs(value) >= 0.005 * unit.seconds else unit_for(value) for value in values_s]
+    numbers = [in_unit(value, own) for value, own in zip(values_s, units, strict=True)]
     fractions = [number.partition(".")[2] for number in numbers]
-    most = max(map(len, fractions), default=0)
+    names = [own.name if number != "0" else "" for own, number in zip(units, numbers, strict=True)]
+    most, widest = (max(map(len, texts), default=0) for texts in (fractions, names))
     cells = []
-    for number, fraction in zip(numbers, fractions, strict=True):
+    for value, number, fraction, name in zip(values_s, numbers, fractions, names, strict=True):
         room = pads[0] * (most - len(fraction)) + (pads[1] if most and not fraction else "")
-        cells.append(f"{number}{room} {unit.name}")
+        sign = "+" if signed and value > 0 and name else ""
+        unit_text = f" {name}" if widest else ""
+        cells.append(f"{sign}{number}{room}{unit_text}{pads[0] * (widest - len(name))}")
     return cells
 
 
@@ -104,8 +110,8 @@ def span(low_s: float, high_s: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return text such as "33.4 %"; NaN is "–"."""
-    text = digits(100 * value)
+    """Return text such as "33.4 %"; NaN is "–", and what two decimals would show as 0 is "<0.01 %"."""
+    text = "<0.01" if 0 < value < 0.00005 else digits(100 * value)
     return text if text == "–" else f"{text} %"
 
 
@@ -155,7 +161,7 @@ def binary(value: float) -> str:
 
 def signed(part: float) -> str:
     """Return a share with its sign: "−0.12 %", "+2.10 %", "0 %"."""
-    text = share(part)
+    text = f"{digits(100 * part)} %"
     return f"+{text}" if part > 0 and text != "0 %" else text
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.experiment import statistics
-from foretrace.experiment.job import Assumed, Outcome
+from foretrace.experiment.job import Assumed, Job, Outcome
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
@@ -374,8 +374,10 @@ def _speed(ratio: Ratio) -> str:
 
 def _next(outcome: Outcome, ledger: str) -> str:
     if outcome.trial.verdict == Verdict.INCONCLUSIVE:
-        job = outcome.job
-        return command("verify", *job.techniques, model=job.model, seconds=f"{3 * job.seconds:g}")
+        job, usual = outcome.job, Job(techniques=(), model="")
+        asked = {name: getattr(job, name) for name in ("size", "threads", "batches", "device", "steps")}
+        same = {name: value for name, value in asked.items() if value != getattr(usual, name)}
+        return command("verify", *job.techniques, model=job.model, **same, seconds=f"{3 * job.seconds:g}")
     return command("ledger", ledger=ledger) if ledger else ""
 
 

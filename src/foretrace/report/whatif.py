@@ -70,8 +70,7 @@ class WhatIfView(Report, frozen=True, kw_only=True):
             tuple(
                 runs.step_bar(f"{word:<7}{in_unit(sum(each.parts().values()), unit)} {unit.name}", each, self.platform)
                 for word, each in sides
-            ),
-            apart=True,
+            )
         )
         yield table(
             ["change", Column("step", "time"), Column("saved", "change"), Column("why not more", wide=True)],
@@ -144,7 +143,8 @@ def other_assumptions(view: WhatIfView, rest: Sequence[Assumed]) -> str:
     """Return text such as "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
     several = len({a.technique for a in view.assumptions}) > 1
     named = ", ".join(
-        f"{a.technique + ' ' if several and a.technique else ''}{a.name} {shared.value_text(a)}" for a in rest
+        f"{a.technique + ' ' if several and a.technique else ''}{shared.name_text(a)} {shared.value_text(a)}"
+        for a in rest
     )
     return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
 

@@ -156,7 +156,7 @@ def _structural(graph: TaskGraph) -> Finding:
 def worst_tasks(graph: TaskGraph, count: int = 10) -> str:
     """Return the tasks with the longest delays, as one phrase."""
     rows = np.argsort(-graph.delay, kind="stable")[:count]
-    parts = [f"{graph.names[graph.name[v]][:40]} {graph.delay[v] / 1e3:.0f} us" for v in rows if graph.delay[v] > 0]
+    parts = [f"{graph.names[graph.name[v]][:40]} {graph.delay[v] / 1e3:.0f} µs" for v in rows if graph.delay[v] > 0]
     return "longest delays: " + ", ".join(parts) if parts else "no delays"
 
 
@@ -288,7 +288,7 @@ def _own_costs(graph: TaskGraph) -> Finding:
     names = np.array(["Synchronize" in n for n in graph.names], dtype=np.bool_)
     long = calls[names[graph.name[calls]] & (graph.dur[calls] > _LONG_SYNC_NS)]
     worst = int(graph.dur[long].max()) if len(long) else 0
-    says = f"{len(long)} synchronising calls cost the host more than {_LONG_SYNC_NS // 1000} us by themselves"
+    says = f"{len(long)} synchronising calls cost the host more than {_LONG_SYNC_NS // 1000} µs by themselves"
     return Finding(
         name="own cost of waits",
         verdict=CheckVerdict.WARN if len(long) else CheckVerdict.OK,

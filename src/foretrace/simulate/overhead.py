@@ -76,8 +76,8 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
         "cpu_clock": float(on_cpu),
     }
     source = "CPU time of unprofiled steps" if on_cpu else "unprofiled steps"
-    cost = f"took out the cost of recording, {2 * per_probe / 1e3:.2f} us per event" if per_probe else "set the step"
-    what = f"{cost}: {recorded / 1e6:.3g} -> {corrected / 1e6:.3g} ms per step ({source}: {target / 1e6:.3g} ms)"
+    cost = f"took out the cost of recording, {2 * per_probe / 1e3:.2f} µs per event" if per_probe else "set the step"
+    what = f"{cost}: {recorded / 1e6:.3g} → {corrected / 1e6:.3g} ms per step ({source}: {target / 1e6:.3g} ms)"
     touched = int(np.count_nonzero(lighter.dur != graph.dur))
     if not on_cpu:
         said = tuple(each.replace(_SO_CPU, "; they are taken on the wall clock, as it was asked for.") for each in said)

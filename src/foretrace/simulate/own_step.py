@@ -68,9 +68,11 @@ def alone(graph: TaskGraph) -> TaskGraph:
             raise _refused(graph, each.share, each.reason)
     found = [each for each in (earlier, process, held) if each.tasks]
     said = "; ".join(
-        f"{each.reason}: {each.tasks:,} tasks, {each.time_s * 1e3:.4g} ms, {each.share:.0%}" for each in found
+        f"{each.reason}: {each.tasks:,} task{'s' * (each.tasks > 1)}, {each.time_s * 1e3:.4g} ms, "
+        f"{100 * each.share:.0f} %"
+        for each in found
     )
-    what = f"left out what is not the step's, {window / 1e6:.4g} -> {left / 1e6:.4g} ms ({said})"
+    what = f"left out what is not the step's, {window / 1e6:.4g} → {left / 1e6:.4g} ms ({said})"
     touched = int(np.count_nonzero(before | unseen | once))
     info = replace(graph.info, not_of_step=tuple(found))
     return replace(result, info=info).noted(Change(technique="", what=what, tasks=touched))

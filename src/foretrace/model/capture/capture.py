@@ -126,8 +126,8 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], *, meta: bool) -> Op
             pass
         except (RuntimeError, NotImplementedError, TypeError, ForetraceError) as error:
             # Fake tensors know more; what they cannot do either, they say.
-            why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            notes = (f"captured on tensors of a processor, whose operators may differ from a GPU's: {why[:160]}.",)
+            why = (str(error).strip() or type(error).__name__).splitlines()[0].partition("; ")[0].rstrip(".")
+            notes = (f"captured on tensors of a processor, whose operators may differ from a GPU's: {why}.",)
     try:
         found = capture_on(Fake())
         return replace(found, notes=(*found.notes, *notes))

@@ -186,7 +186,7 @@ class CudaGraphs(Technique):
             names=["hipGraphLaunch" if graph.info.platform == "rocm" else "cudaGraphLaunch"],
             old_edges={key: column[(kind != EdgeKind.LAUNCH) | (captured[dst] < 0)] for key, column in edges.items()},
             change=Change(
-                what=f"launched {sum(counts)} device tasks by {len(regions)} graph launch{'es' * (len(regions) > 1)}",
+                what=f"launched {sum(counts):,} device tasks by {len(regions)} graph launch{'es' * (len(regions) > 1)}",
                 tasks=sum(counts) + len(regions),
             ),
         )

@@ -175,7 +175,7 @@ class Contention(Technique):
             what += f", other jobs take {100 * background:.3g} % of links between machines"
         if longer_ns := int(run.longer_ns.sum()):
             busiest = cluster.links[int((load / now).argmax())][0]
-            what += f": {total_ns / 1e6:.4g} -> {(total_ns + longer_ns) / 1e6:.4g} ms in all, most load on {busiest}"
+            what += f": {total_ns / 1e6:.4g} → {(total_ns + longer_ns) / 1e6:.4g} ms in all, most load on {busiest}"
         else:
             what += ": none takes longer"
         return Change(what=what, tasks=sum(len(each.rows) for each in run.moved))
@@ -228,7 +228,7 @@ class Contention(Technique):
         count = int(slowed.sum())
         what = f"{work}s take {slowing.factor:.4g} times as long beside communication ({slowing.why}): "
         what += (
-            f"{count} {work}{'s' * (count != 1)}, {before_ms:.4g} -> {after_ms:.4g} ms"
+            f"{count} {work}{'s' * (count != 1)}, {before_ms:.4g} → {after_ms:.4g} ms"
             if count
             else "no other time than before"
         )

@@ -126,7 +126,7 @@ def saved_note(graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept
     freed = round(nbytes * (1 - kept_share))
     what = (
         f"{round(len(tensors) / steps)} saved tensors of a step, {nbytes / 1e6:.4g} MB, {where}: "
-        f"{freed / 1e6:.4g} MB ({freed} bytes) less between forward and backward"
+        f"{freed / 1e6:.4g} MB ({freed:,} bytes) less between forward and backward"
     )
     if savings.unsized:
         what += f"; the recording does not tell what {savings.unsized} calls save, which stays as it is"
