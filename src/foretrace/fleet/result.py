@@ -133,7 +133,8 @@ class FleetResult:
     without progress (restarts, repeated work); comm_ns: of it beyond what the same progress takes without any
     communication (0 where the speed model does not say); starts: int64 times it began to run;
     preempted: times it lost its GPUs before its end; failed: times a failure stopped it.
-    gpu_ns: (n,) devices × held time. waited_ns: (n, number of causes) waiting by `Cause`; may have no column.
+    gpu_ns: (n,) devices × held time, of shared devices the job's part. waited_ns: (n, number of causes) waiting by
+    `Cause`; may have no column.
     never: (n,) True where the cluster can never hold the job; such jobs are named, not silently dropped.
     """
 
@@ -182,6 +183,7 @@ class FleetResult:
 
     @property
     def utilisation(self) -> float:
-        """GPU time held over GPU time there was, from the first submission to the last completion."""
-        span = self.makespan_s
-        return float(self.gpu_ns.sum() / SECOND / (span * self.gpus)) if span > 0 else float("nan")
+        """GPU time held over GPU time there was, from the first submission to the last completion, or where stopped."""
+        until = int(self.end_ns.max()) if self.stopped_ns is None else self.stopped_ns
+        span = until - int(self.workload.submit_ns.min())
+        return float(self.gpu_ns.sum() / (span * self.gpus)) if span > 0 else float("nan")
