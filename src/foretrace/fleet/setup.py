@@ -14,13 +14,12 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
 from foretrace.fleet.result import FleetResult, Segments, up_to_now
-from foretrace.fleet.speeds import ProportionalSpeeds, Shape, Speed, Speeds
+from foretrace.fleet.speeds import ROUNDING, ProportionalSpeeds, Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
+from foretrace.fleet.workload import FARTHEST_S, SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
-HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
-MOST_FAILURES = 5_000_000  # drawn ahead; more would be seconds between failures, which nobody runs
+MOST_FAILURES = 5_000_000  # more would be seconds between failures, or jobs that never end between two
 RECORDS = ("nothing", "segments", "devices")
 Bool = npt.NDArray[np.bool_]
 
@@ -44,6 +43,11 @@ class Costs:
     mtbf_h: float = 0.0
     mttr_h: float = 1.0
     failures: tuple[tuple[float, int, float], ...] = ()
+
+    @property
+    def random(self) -> bool:
+        """Whether failures are drawn."""
+        return self.mtbf_h > 0 and not self.failures
 
     def validate(self) -> None:
         """Raise ForetraceError where a cost is negative or not a number."""
@@ -120,14 +124,24 @@ class Engine(ABC):
         self.costs = costs or Costs()
         self.facts = prepare(workload, cluster, policy, self.costs)
         self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
-        self.failures = failures(workload, cluster, self.costs, self.facts, seed=seed)
-        self.stopped = False
+        self.seed, self.stopped = seed, False
+        # up to where failures are drawn; further where the simulation comes there
+        alone = (workload.gpus * self.facts.work_ns).sum() / cluster.gpus
+        self.foreseen = (
+            int(workload.submit_ns[-1] + 2 * alone + self.facts.work_ns.max()) if self.costs.random else NEVER
+        )
+        self.failures = failures(cluster, self.costs, self.foreseen, seed=seed)
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Self:
         """Play to this time (inclusive), so many events, or the end. Raises ForetraceError for an impossible wish."""
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
+
+    def foresee(self) -> None:
+        """Draw failures for four times as long; those known so far stay. Raises ForetraceError for too many."""
+        self.foreseen *= 4
+        self.failures = failures(self.cluster, self.costs, self.foreseen, seed=self.seed)
 
     def speed(self, job: int, shape: Shape) -> Speed:
         """Return what the model says of a job alone in a shape; raises ForetraceError where it makes no progress."""
@@ -217,7 +231,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
             f"no job belongs to {sorted(unknown)[0]!r}, which has a quota; tenants are {_some(tenants)}."
         )
     quota = np.array([quotas.get(str(each), NEVER) for each in tenants], np.int64)
-    never = (workload.gpus > capacity[demand, -1]) | (workload.gpus > quota[tenant])
+    never = (workload.gpus > capacity[demand, -1]) | (workload.gpus * workload.share > quota[tenant] + ROUNDING)
     restart = costs.restart_ns(workload)
     if policy.preempt_rule == "lease" and (nanoseconds(policy.lease_s) <= restart).any():
         worst = int(np.argmax(restart))
@@ -278,41 +292,36 @@ def tuned_leases(policy: PolicyRules, cluster: ClusterTree) -> tuple[Float64, Fl
     return np.where(above > 0, floors, 0.0), np.where(above == 1, np.ceil(0.8 * most), most)
 
 
-def failures(
-    workload: Workload, cluster: ClusterTree, costs: Costs, facts: Facts, *, seed: int
-) -> tuple[Int64, Int64, Int64]:
+def failures(cluster: ClusterTree, costs: Costs, until_ns: int, *, seed: int) -> tuple[Int64, Int64, Int64]:
     """Return when innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
 
-    Times between failures and to repair are exponential; a broken unit does not break again before its repair.
+    Times between failures and to repair are exponential; a broken unit does not break again before its repair. Drawn
+    are those that begin by `until_ns`; a later one leaves them as they are.
     """
-    if costs.failures:
+    if not costs.random:
         return _in_order([row for at, unit, back in costs.failures for row in ((at, unit, 0), (back, unit, 1))])
-    if costs.mtbf_h <= 0:
-        empty = np.zeros(0, np.int64)
-        return empty, empty, empty
-    random = np.random.default_rng(seed)
-    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-    horizon = HORIZON * span / SECOND
-    if cluster.units(0) * horizon / (costs.mtbf_h * 3600) > MOST_FAILURES:
+    units, until = np.arange(cluster.units(0)), until_ns / SECOND
+    if until > FARTHEST_S or len(units) * until / (costs.mtbf_h * 3600) > MOST_FAILURES:
         raise ForetraceError(
-            f"with mtbf-h {costs.mtbf_h:g}, machines would break more than {MOST_FAILURES:,} times; give more hours."
+            f"with mtbf-h {costs.mtbf_h:g}, machines break more than {MOST_FAILURES:,} times, or for centuries, before "
+            "all jobs end; give more hours, or let jobs save with checkpoint-s."
         )
-    rows = []
-    for unit in range(cluster.units(0)):
-        at = 0.0
-        while True:
-            at += random.exponential(costs.mtbf_h * 3600)
-            if at > horizon:
-                break
-            back = at + max(random.exponential(costs.mttr_h * 3600), 1e-9)
-            rows += [(at, unit, 0), (back, unit, 1)]
-            at = back
-    return _in_order(rows)
+    random = np.random.default_rng(seed)
+    rows, back = [], np.zeros(len(units))
+    while True:
+        broken = back + random.exponential(costs.mtbf_h * 3600, len(units))
+        back = broken + np.maximum(random.exponential(costs.mttr_h * 3600, len(units)), 1e-9)
+        now = broken <= until
+        if not now.any():
+            return _in_order(np.concatenate([np.zeros((0, 3)), *rows]))
+        for times, up in ((broken, 0), (back, 1)):
+            rows.append(np.stack([times[now], units[now], np.full(now.sum(), up)], axis=1))
 
 
-def _in_order(rows: Sequence[tuple[float, int, int]]) -> tuple[Int64, Int64, Int64]:
+def _in_order(rows: Sequence[tuple[float, int, int]] | Float64) -> tuple[Int64, Int64, Int64]:
     """Return times (s), units and repairs as columns, by time; what never happens is left out."""
-    columns = np.array([row for row in rows if np.isfinite(row[0])], np.float64).reshape(-1, 3).T
+    columns = np.asarray(rows, np.float64).reshape(-1, 3).T
+    columns = columns[:, np.isfinite(columns[0])]
     times, (units, ups) = nanoseconds(columns[0]), columns[1:].astype(np.int64)
     order = np.lexsort((units, ups, times))
     return times[order], units[order], ups[order]

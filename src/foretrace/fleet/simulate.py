@@ -78,11 +78,14 @@ class Simulation(Engine):
 
         self.state.s["limit"][0] = events
         while True:
-            why = run(self.state, until)
+            why = run(self.state, min(until, self.foreseen))
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
                 self._make_room()
+            elif why == engine.STOPPED and self.foreseen < until and self.state.s["events"][0] < events:
+                self.foresee()
+                self.state = self.state._replace(fails=_failures(self))
             else:
                 return bool(why == engine.STOPPED)
 
@@ -189,7 +192,6 @@ def _state(played: Simulation) -> Any:
     floors, caps = setup.tuned_leases(policy, cluster)
     keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
     index = policy.index or {"service_gpu_s": (), "value": ()}
-    breaks, broken, up = played.failures
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
     return engine.EngineState(
         s=_records(
@@ -240,11 +242,18 @@ def _state(played: Simulation) -> Any:
         rows=np.zeros((1024, 4 + levels), np.int64),
         table=np.zeros(1024, engine.RATE),
         ask=np.zeros(6 + levels, np.int64),
-        fails=_records(len(breaks), engine.FAILURE, at=breaks, unit=broken, up=up),
+        fails=_failures(played),
         seg=np.zeros(1024 if keep else 0, engine.SEGMENT),
         devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
         log=np.zeros(1024 if track > engine.UNWATCHED else 0, engine.EVENT),
     )  # fmt: skip
+
+
+def _failures(played: Simulation) -> Any:
+    from foretrace.fleet.engine import memory as engine
+
+    times, units, ups = played.failures
+    return _records(len(times), engine.FAILURE, at=times, unit=units, up=ups)
 
 
 def _records(n: int, kind: np.dtype[Any], /, **columns: Any) -> Any:

@@ -21,7 +21,6 @@ from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 __all__ = ["Stepping", "View"]
@@ -48,7 +47,8 @@ class Stepping(Engine):
         self.state = SteppingState(self)
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
-        self._failures = list(zip(*(column.tolist() for column in self.failures), strict=True))
+        self._failures = list[tuple[int, int, int]]()
+        self._list_failures()
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
@@ -82,11 +82,18 @@ class Stepping(Engine):
                 return False
             if now > until or state.events >= events:
                 return True
+            if now > self.foreseen:
+                self.foresee()
+                self._list_failures()
+                continue
             state.now = now
             self._happen()
             self._decide()
             if self._reviews:
                 self._ask_when()
+
+    def _list_failures(self) -> None:
+        self._failures = list(zip(*(column.tolist() for column in self.failures), strict=True))
 
     def _next(self) -> int:
         """Return when something happens next."""
@@ -218,7 +225,7 @@ class Stepping(Engine):
                 break  # nobody passes
             if answer is None:
                 fewest = job.fewest if rules.places else job.wanted
-                if state.used[job.tenant] + state.claim(job, fewest) > state.facts.quota[job.tenant] + ROUNDING:
+                if state.over_quota(job, fewest):
                     answer = Wait(Cause.QUOTA)
                 else:
                     answer = policy.place(self.view, at)
@@ -229,8 +236,8 @@ class Stepping(Engine):
                 rules.started(job)
                 continue
             self._refuse(job, answer)
-            if rules.blocked is None:
-                rules.blocked = job
+            if rules.blocked is None and not (policy.admit_rule == "backfill" and state.over_quota(job, job.wanted)):
+                rules.blocked = job  # where the tenant holds too much, a reservation of GPUs would not help
 
     def _refuse(self, job: JobState, why: Wait) -> None:
         state = self.state
@@ -273,7 +280,7 @@ class Stepping(Engine):
             raise self._error(job.at, f"places it on {len(gpus)} GPUs and it runs on {asks}; give it as many or a Wait")
         if len(set(gpus)) < len(gpus):
             raise self._error(job.at, f"gives it a GPU twice ({sorted(gpus)[:8]}); name each once")
-        if state.used[job.tenant] + state.claim(job, len(gpus)) > state.facts.quota[job.tenant] + ROUNDING:
+        if state.over_quota(job, len(gpus)):
             raise self._error(
                 job.at, f"gives its tenant more than its quota with {len(gpus)} GPUs; see view.quota_left"
             )

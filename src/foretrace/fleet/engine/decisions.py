@@ -78,11 +78,18 @@ def _usable(st, j):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _over_quota(st, j):  # type: ignore[no-untyped-def]
+    """Return whether its tenant would hold too much with the job, for which a reservation of GPUs would not help."""
+    tenant = st.tenants[st.jobs[j].tenant]
+    return tenant.used + st.jobs[j].gpus > tenant.quota
+
+
+@inner
 def _try(st, j):  # type: ignore[no-untyped-def]
     """Place the job if its rules allow: 1 placed, 0 it waits, −1 a speed is missing (and nothing changed)."""
     s, job = st.s, st.jobs[j]
-    wanted, tenant, group = job.gpus, st.tenants[job.tenant], st.demands[job.demand]
-    if tenant.used + wanted > tenant.quota:
+    wanted, group = job.gpus, st.demands[job.demand]
+    if _over_quota(st, j):
         waiting.refuse(st, j, C_QUOTA, 0, 0)
         return 0
     if not _usable(st, j):
@@ -198,9 +205,9 @@ def _release_reclaimable(st, j):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _reserve(st, wanted):  # type: ignore[no-untyped-def]
-    """Find when by stated run times so many GPUs will be free, and how many more then."""
-    s, order = st.s, st.order
+def _reserve(st, j):  # type: ignore[no-untyped-def]
+    """Find when by stated run times a kind of GPU has enough free ones for the job, which kind, and how many more."""
+    s, order, blocked, root = st.s, st.order, st.jobs[j], len(st.units) - 2
     n = _running(st)
     for i in range(n):
         job = st.jobs[order[i]]
@@ -209,13 +216,27 @@ def _reserve(st, wanted):  # type: ignore[no-untyped-def]
     waiting.sort(st.jobs, order, 0, n, st.merged)
     s.shadow = NEVER
     s.spare = 0
-    free = s.free
-    for i in range(n):
-        free += st.jobs[order[i]].gpus
-        if free >= wanted:
-            s.shadow = np.int64(np.ceil(st.jobs[order[i]].k1))
-            s.spare = free - wanted
-            return
+    for kind in range(st.free.shape[0]):
+        if st.allowed[blocked.demand, kind] == 0:
+            continue
+        free = st.free[kind, root]
+        for i in range(n):
+            job = st.jobs[order[i]]
+            if st.devs[job.head].kind == kind:
+                free += job.gpus
+                if free >= blocked.gpus:
+                    if job.k1 < s.shadow:
+                        s.shadow = np.int64(np.ceil(job.k1))
+                        s.spare = free - blocked.gpus
+                        s.reserved = kind
+                    break
+
+
+@inner
+def _delays(st, j):  # type: ignore[no-untyped-def]
+    """Return whether the job may take GPUs of the reserved kind, and would still run when they are needed."""
+    s, job = st.s, st.jobs[j]
+    return s.now + job.estimate > s.shadow and st.allowed[job.demand, s.reserved] == 1
 
 
 @inner
@@ -254,21 +275,21 @@ def _open(st):  # type: ignore[no-untyped-def]
 @inner
 def _pass(st):  # type: ignore[no-untyped-def]
     """Offer what is free to the waiting in their order; False where a speed is missing, and it continues from there."""
-    s, jobs, order = st.s, st.jobs, st.order
+    s, jobs, queue = st.s, st.jobs, st.queue
     changed = True
     while s.at < s.tail:
         # jobs alike fare alike in one decision where `final` says so
         if s.free == 0 or (s.final == 1 and changed and not _open(st)):
             break
         changed = False
-        j = st.queue[s.at]
+        j = queue[s.at]
         job, group = jobs[j], st.demands[jobs[j].demand]
         placed = 0
         if job.gpus > s.free:
             waiting.refuse(st, j, C_FULL, 0, s.free)
         elif group.unfit >= 0:
             waiting.refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
-        elif s.blocked == 1 and not (s.now + job.estimate <= s.shadow or job.gpus <= s.spare):
+        elif _delays(st, j) and job.gpus > s.spare:
             waiting.refuse(st, j, C_RESERVED, 0, 0)
         else:
             placed = _try(st, j)
@@ -278,24 +299,24 @@ def _pass(st):  # type: ignore[no-untyped-def]
                 if s.final == 1:
                     group.unfit = job.cause
                     changed = True
-            elif s.blocked == 1 and s.now + job.estimate > s.shadow:
+            elif _delays(st, j) and st.devs[job.head].kind == s.reserved:
                 s.spare -= job.gpus
         s.at += 1
         if placed == 1:
             changed = True
             continue
-        if s.admit == BACKFILL and s.blocked == 0:
+        if s.admit == BACKFILL and s.blocked == 0 and not _over_quota(st, j):
             s.blocked = 1
-            _reserve(st, job.gpus)  # writes over the list of those who were kept; this is the first of them
-        order[s.kept] = j
+            _reserve(st, j)
+        queue[s.head + s.kept] = j
         s.kept += 1
         if s.admit == BLOCK:
             break
     if s.admit == BLOCK and s.kept == 0 and s.at < s.tail:  # the first in line was not looked at: nothing is free
-        waiting.refuse(st, st.queue[s.at], C_FULL, 0, s.free)
+        waiting.refuse(st, queue[s.at], C_FULL, 0, s.free)
+    for i in range(s.kept - 1, -1, -1):  # those who were kept stand before those who were not looked at
+        queue[s.at - s.kept + i] = queue[s.head + i]
     s.head = s.at - s.kept
-    for i in range(s.kept):
-        st.queue[s.head + i] = order[i]
     return True
 
 

@@ -40,6 +40,7 @@ class Rules:
         """Begin a new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
         self.blocked: JobState | None = None
         self.shadow: int | None = None  # when the first in line can start by stated run times
+        self.reserved = 0  # on which kind of GPU
         self.tried = 0  # the widest level that the last job was tried at
         self.spare = 0.0  # GPUs that are free even then
         self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
@@ -123,10 +124,8 @@ class Rules:
         if self.blocked is None or rule == "skip":
             return None
         if self.shadow is None:
-            self.shadow, self.spare = self._reservation(self.blocked.wanted)
-        if state.now + job.estimate <= float(self.shadow) or job.wanted <= self.spare:
-            return None
-        return Wait(Cause.RESERVED)
+            self._reserve(self.blocked)
+        return Wait(Cause.RESERVED) if self._delays(job) and job.wanted > self.spare else None
 
     def line_up(self) -> None:
         """Prepare a decision before the first waiting job is looked at."""
@@ -149,22 +148,34 @@ class Rules:
     def started(self, job: JobState) -> None:
         """Note that a job was placed, and what it takes of a reservation while another one is blocked."""
         self.line[job.demand] -= 1
-        if self.shadow is not None and self.state.now + job.estimate > float(self.shadow):
+        if self._delays(job) and self.state.kind_of[job.gpus[0]] == self.reserved:
             self.spare -= job.wanted
 
-    def _reservation(self, wanted: int) -> tuple[int, float]:
-        """Return when by stated run times so many GPUs will be free, and how many more then."""
+    def _delays(self, job: JobState) -> bool:
+        """Return whether a job may take GPUs of the reserved kind, and would still run when they are needed."""
+        late = self.shadow is not None and self.state.now + job.estimate > float(self.shadow)
+        return late and bool(self.state.allowed[job.demand][self.reserved])
+
+    def _reserve(self, blocked: JobState) -> None:
+        """Find when by stated run times a kind of GPU has enough for a job, which kind, and how many are left then."""
         state = self.state
+        self.shadow, self.spare = NEVER, 0.0
         ends = []
-        for at in sorted(state.running):
+        for at in state.running:
             job = state.jobs[at]
             ends.append((max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(state.now)), at))
-        free: float = state.free_gpus
-        for end, at in sorted(ends):
-            free += state.claim(state.jobs[at], len(state.jobs[at].gpus))
-            if free >= wanted:
-                return ceil(end), free - wanted
-        return NEVER, 0
+        ends.sort()
+        for kind in (kind for kind, may in enumerate(state.allowed[blocked.demand]) if may):
+            free: float = state.free[kind]
+            for end, at in ends:
+                if end >= self.shadow:
+                    break
+                job = state.jobs[at]
+                if state.kind_of[job.gpus[0]] == kind:
+                    free += state.claim(job, len(job.gpus))
+                    if free >= blocked.wanted:
+                        self.shadow, self.spare, self.reserved = ceil(end), free - blocked.wanted, kind
+                        break
 
     # ---- placement
     def placed(self, job: JobState) -> list[int] | Wait:

@@ -63,7 +63,9 @@ class SteppingState:
         fewest, most = np.minimum(work.min_gpus, work.gpus), np.maximum(work.max_gpus, work.gpus)
         self.never = facts.never.copy()
         if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
-            self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
+            self.never = (fewest > facts.capacity[facts.demand, -1]) | (
+                fewest * work.share > facts.quota[facts.tenant] + ROUNDING
+            )
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
         columns = (
             work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns,
@@ -140,6 +142,10 @@ class SteppingState:
     def claim(self, job: JobState, gpus: int) -> float:
         """Return what so many GPUs count against a quota."""
         return gpus if job.share == 1 else gpus * job.share
+
+    def over_quota(self, job: JobState, gpus: int) -> bool:
+        """Return whether its tenant would hold too much with so many GPUs for the job."""
+        return self.used[job.tenant] + self.claim(job, gpus) > self.facts.quota[job.tenant] + ROUNDING
 
     # ---- speeds
     def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
