@@ -15,7 +15,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import parse_cluster
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.setup import Costs
+from foretrace.fleet.setup import Costs, failures
 from foretrace.fleet.simulate import Simulation, simulate
 from foretrace.fleet.speeds import ProportionalSpeeds, Shape
 from foretrace.fleet.stepping import Stepping
@@ -207,6 +207,14 @@ def test_machines_break_until_the_last_job_ends(engine: Any) -> None:
     while again.run(max_events=again.result().events + 7).stopped:
         pass
     assert np.array_equal(again.result().end_ns, result.end_ns)
+
+
+def test_machines_break_alike_whichever_others_there_are() -> None:
+    """A what-if of further racks compares the same failures."""
+    costs, one = Costs(mtbf_h=20, mttr_h=1), parse_cluster("2x2x8")
+    times, units, ups = failures(one.bigger(1), costs, 10**15, seed=3)
+    for column, more in zip(failures(one, costs, 10**15, seed=3), (times, units, ups), strict=True):
+        assert np.array_equal(column, more[units < 4])
 
 
 def test_a_job_that_never_ends_between_two_failures_is_refused() -> None:

@@ -10,9 +10,13 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import metrics, overtime, rates
+from foretrace.fleet.ask import why
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
+from foretrace.fleet.policies import parse
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.scene import Scene
+from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speeds import PairSpeeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
@@ -142,6 +146,33 @@ def test_a_shared_gpu_counts_once_in_every_figure(*, packs: bool) -> None:
     assert metrics.utilisation(result) == result.utilisation == (1.0 if packs else 0.75)
     assert overtime.slots(result, one, [1])[0].mean_free == pytest.approx(0.0)
     assert metrics.fairness(result) == pytest.approx([1.0, 1.0])
+
+
+def test_time_begins_with_the_first_submission() -> None:
+    load = Workload.of(submit_s=[1000, 1050], gpus=[1, 1], work_s=[100, 50])
+    result = simulate(load, parse_cluster("1x2"), Policy(name="p"), record="devices")
+    assert overtime.bins(result, 2).tolist() == [1000 * S, 1050 * S, 1100 * S]
+    assert overtime.utilisation_over_time(result).mean == pytest.approx(0.75) == result.utilisation
+    assert overtime.slots(result, parse_cluster("1x2"), [1])[0].mean_free == pytest.approx(0.5)
+
+
+def test_a_job_that_can_never_run_makes_nobody_idle() -> None:
+    load = Workload.of(submit_s=[0, 1000], gpus=[2, 4], work_s=[100, 100])
+    result = simulate(load, parse_cluster("1x2"), Policy(name="p"))
+    assert metrics.utilisation(result) == result.utilisation == 1.0
+    assert overtime.bins(result, 1).tolist() == [0, 100 * S]
+
+
+def test_why_counts_gpus_with_room_for_a_part() -> None:
+    load = Workload.of(
+        submit_s=[0, 0, 10], gpus=[1, 1, 1], work_s=[100] * 3, share=[0.5, 0.9, 0.25], job=["a", "b", "c"]
+    )
+    scene = Scene(
+        workload=load, cluster=parse_cluster("1x2"), policy=parse("fifo"), speeds=ConstantSpeeds(), costs=Costs()
+    )  # fmt: skip
+    assert [(each.free, each.fits) for each in why(scene, "c", at_s=5).room] == [(1, 1), (1, 1)]
+    assert [(each.free, each.fits) for each in why(scene, "c", at_s=20).room] == [(1, 1), (1, 1)]
+    assert [each.free for each in why(scene, "b", at_s=20).room] == [0, 0]
 
 
 def test_parts_of_gpus_that_wait_are_counted_as_parts() -> None:

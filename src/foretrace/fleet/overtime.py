@@ -68,15 +68,16 @@ class OverTime:
 
 
 def horizon_ns(result: FleetResult) -> int:
-    """Return the end of what was simulated: where it was stopped, else the last completion, stretch or submission."""
+    """Return the end of what was simulated: where it was stopped, else the last completion, stretch or submission.
+
+    A job that can never run tells no end.
+    """
     if result.stopped_ns is not None:
         return result.stopped_ns
     last = int(result.end_ns.max(initial=0))
     if result.segments is not None:
         last = max(last, int(result.segments.end_ns.max(initial=0)))
-    if not result.finished.all():
-        last = max(last, int(result.workload.submit_ns.max(initial=0)))
-    return last
+    return max(last, int(result.workload.submit_ns[~(result.finished | result.never)].max(initial=0)))
 
 
 def chosen(result: FleetResult, only: Only) -> Int64:
@@ -105,7 +106,7 @@ def lives(result: FleetResult) -> tuple[Int64, Int64]:
 
 def bins(result: FleetResult, count: int = 200) -> Float64:
     """Return edges of so many bins from the first submission to the end of the simulation."""
-    first = float(result.workload.submit_ns.min(initial=0)) if len(result.workload) else 0.0
+    first = float(result.workload.submit_ns.min()) if len(result.workload) else 0.0
     return np.linspace(first, max(float(horizon_ns(result)), first + 1.0), count + 1)
 
 

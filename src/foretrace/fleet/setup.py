@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import FARTHEST_S, SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
+_AT_ONCE = 8  # failures of a unit that are drawn together
 MOST_FAILURES = 5_000_000  # more would be seconds between failures, or jobs that never end between two
 RECORDS = ("nothing", "segments", "devices")
 Bool = npt.NDArray[np.bool_]
@@ -121,6 +123,8 @@ class Engine(ABC):
         self.workload, self.cluster, self.policy, self.record = workload, cluster, policy, record
         elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
         self.speeds = speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds())
+        self.kinds: list[int] = self.speeds.kinds(workload).tolist()
+        self.known: dict[tuple[int, Shape], Speed] = {}
         self.costs = costs or Costs()
         self.facts = prepare(workload, cluster, policy, self.costs)
         self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
@@ -144,13 +148,20 @@ class Engine(ABC):
         self.failures = failures(self.cluster, self.costs, self.foreseen, seed=self.seed)
 
     def speed(self, job: int, shape: Shape) -> Speed:
-        """Return what the model says of a job alone in a shape; raises ForetraceError where it makes no progress."""
+        """Return what the model says of a job alone in a shape, which it is asked once for each kind of job.
+
+        Raises ForetraceError where it makes no progress.
+        """
+        key = self.kinds[job], shape
+        if key in self.known:
+            return self.known[key]
         found = self.speeds.speed(self.workload, job, shape)
         if not (np.isfinite(found.progress) and found.progress > 0):
             raise ForetraceError(
                 f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
                 f"{shape.gpus} GPUs ({shape}); a speed is above 0."
             )
+        self.known[key] = found
         return found
 
     @abstractmethod
@@ -167,7 +178,7 @@ class Engine(ABC):
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
-        now: int, engine: str, distinct: int, ended: tuple[Int64, Int64, Int64], **known: Any,
+        now: int, engine: str, ended: tuple[Int64, Int64, Int64], **known: Any,
     ) -> FleetResult:  # fmt: skip
         """Return the result, from the books of an engine (`up_to_now`) and what else it knows.
 
@@ -185,7 +196,7 @@ class Engine(ABC):
                 "engine": engine,
                 "speeds": self.speeds.name,
                 "machines_are": self.cluster.levels[waits_ns(self.policy, self.cluster)[1]],
-                "distinct_speeds": distinct,
+                "distinct_speeds": len(self.known),
             },
             stopped_ns=now if self.stopped else None,
         )
@@ -296,26 +307,30 @@ def failures(cluster: ClusterTree, costs: Costs, until_ns: int, *, seed: int) ->
     """Return when innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
 
     Times between failures and to repair are exponential; a broken unit does not break again before its repair. Drawn
-    are those that begin by `until_ns`; a later one leaves them as they are.
+    are those that begin by `until_ns`; neither a later one nor further units change them.
     """
     if not costs.random:
         return _in_order([row for at, unit, back in costs.failures for row in ((at, unit, 0), (back, unit, 1))])
-    units, until = np.arange(cluster.units(0)), until_ns / SECOND
-    if until > FARTHEST_S or len(units) * until / (costs.mtbf_h * 3600) > MOST_FAILURES:
+    count, until = cluster.units(0), until_ns / SECOND
+    if until > FARTHEST_S or count * until / (costs.mtbf_h * 3600) > MOST_FAILURES:
         raise ForetraceError(
             f"with mtbf-h {costs.mtbf_h:g}, machines break more than {MOST_FAILURES:,} times, or for centuries, before "
             "all jobs end; give more hours, or let jobs save with checkpoint-s."
         )
-    random = np.random.default_rng(seed)
-    rows, back = [], np.zeros(len(units))
-    while True:
-        broken = back + random.exponential(costs.mtbf_h * 3600, len(units))
-        back = broken + np.maximum(random.exponential(costs.mttr_h * 3600, len(units)), 1e-9)
-        now = broken <= until
-        if not now.any():
-            return _in_order(np.concatenate([np.zeros((0, 3)), *rows]))
+    rows, repaired = list[Float64](), np.zeros((count, 1))
+    for turn in itertools.count():
+        lasts, takes = (  # a row of each unit, whichever others there are
+            np.random.default_rng([seed, turn, kind]).exponential(hours * 3600, (count, _AT_ONCE)) + 1e-9
+            for kind, hours in enumerate((costs.mtbf_h, costs.mttr_h))
+        )
+        back = repaired + np.cumsum(lasts + takes, axis=1)
+        broken, repaired = back - takes, back[:, -1:]
+        unit, at = np.nonzero(broken <= until)
+        if not len(unit):
+            break
         for times, up in ((broken, 0), (back, 1)):
-            rows.append(np.stack([times[now], units[now], np.full(now.sum(), up)], axis=1))
+            rows.append(np.stack([times[unit, at], unit, np.full(len(unit), up)], axis=1))
+    return _in_order(np.concatenate([np.zeros((0, 3)), *rows]))
 
 
 def _in_order(rows: Sequence[tuple[float, int, int]] | Float64) -> tuple[Int64, Int64, Int64]:

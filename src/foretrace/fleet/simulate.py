@@ -105,8 +105,11 @@ class Simulation(Engine):
         state.rows[at] = ask[: 4 + levels]
         state.table[at] = (1, speed.progress, speed.communication)
         state.s["filled"][0] += 1
-        if state.s["filled"][0] * 2 > len(state.table):
-            self.state = _rehashed(state)
+        if state.s["filled"][0] * 2 > len(state.table):  # a table twice as large; what is asked again is known
+            state.s["filled"] = 0
+            size = 2 * len(state.table)
+            rows, table = np.zeros((size, state.rows.shape[1]), np.int64), np.zeros(size, state.table.dtype)
+            self.state = state._replace(rows=rows, table=table)
 
     def _make_room(self) -> None:
         state = self.state
@@ -146,34 +149,11 @@ class Simulation(Engine):
             part=self.workload.gpus,
             now=now,
             engine="compiled",
-            distinct=int(state.s["filled"][0]),
             never=self.facts.never,
             ended=(columns, stretches["gpus"] if len(devices) else np.zeros(len(stretches), np.int64), devices),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             events=int(state.s["events"][0]),
         )
-
-
-def _rehashed(state: Any) -> Any:
-    """Return the speed table twice as large, with the same rows."""
-    size = 2 * len(state.table)
-    rows = np.zeros((size, state.rows.shape[1]), np.int64)
-    table = np.zeros(size, state.table.dtype)
-    for at in np.flatnonzero(state.table["filled"]):
-        slot = _slot(state.rows[at], size - 1)
-        while table["filled"][slot]:
-            slot = (slot + 1) & (size - 1)
-        rows[slot], table[slot] = state.rows[at], state.table[at]
-    return state._replace(rows=rows, table=table)
-
-
-def _slot(row: Any, mask: int) -> int:
-    """Return the slot as the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
-    code = 1469598103934665603
-    for each in row.tolist():
-        code = ((code ^ each) * 1099511628211) & (2**64 - 1)
-    signed = code - 2**64 if code >= 2**63 else code
-    return (signed ^ (signed >> 29)) & mask
 
 
 def _state(played: Simulation) -> Any:
@@ -205,7 +185,7 @@ def _state(played: Simulation) -> Any:
         ),
         jobs=_records(
             n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
-            kind=played.speeds.kinds(workload), demand=facts.demand, size=facts.size, tenant=facts.tenant,
+            kind=played.kinds, demand=facts.demand, size=facts.size, tenant=facts.tenant,
             restart=facts.restart_ns, estimate=facts.estimate_ns, key=facts.key,
             eager=facts.eager, status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
             head=-1, pos=-1,

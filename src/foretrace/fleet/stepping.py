@@ -47,8 +47,6 @@ class Stepping(Engine):
         self.state = SteppingState(self)
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
-        self._failures = list[tuple[int, int, int]]()
-        self._list_failures()
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
@@ -84,16 +82,12 @@ class Stepping(Engine):
                 return True
             if now > self.foreseen:
                 self.foresee()
-                self._list_failures()
                 continue
             state.now = now
             self._happen()
             self._decide()
             if self._reviews:
                 self._ask_when()
-
-    def _list_failures(self) -> None:
-        self._failures = list(zip(*(column.tolist() for column in self.failures), strict=True))
 
     def _next(self) -> int:
         """Return when something happens next."""
@@ -102,8 +96,8 @@ class Stepping(Engine):
             now = min(now, int(self.workload.submit_ns[self._come]))
         # failures, repairs and looks of the policy matter while somebody runs, waits or comes
         busy = now < NEVER or bool(self.state.waiting)
-        if busy and self._failed < len(self._failures):
-            now = min(now, self._failures[self._failed][0])
+        if busy and self._failed < len(self.failures[0]):
+            now = min(now, int(self.failures[0][self._failed]))
         if busy and self._look_at is not None:
             now = min(now, self._look_at)
         return now
@@ -118,7 +112,7 @@ class Stepping(Engine):
                 f"{who} wants to decide again at {self._look_at} ns, which is not later; review gives a time after "
                 "view.now_ns, or None."
             )
-        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self._failures)
+        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self.failures[0])
         self._idle = 0 if ahead or self._look_at is None else self._idle + 1
         if self._idle > _IDLE_REVIEWS:
             raise ForetraceError(
@@ -168,8 +162,9 @@ class Stepping(Engine):
 
     def _break_and_repair(self) -> None:
         state = self.state
-        while self._failed < len(self._failures) and self._failures[self._failed][0] == state.now:
-            _, unit, up = self._failures[self._failed]
+        times, units, ups = self.failures
+        while self._failed < len(times) and times[self._failed] == state.now:
+            unit, up = int(units[self._failed]), bool(ups[self._failed])
             self._failed += 1
             state.events += 1
             for gpu in range(*self.cluster.starts[0][unit : unit + 2].tolist()):
@@ -359,7 +354,6 @@ class Stepping(Engine):
             part=jobs["part"],
             now=state.now,
             engine="stepping",
-            distinct=len(state.known),
             never=state.never,
             ended=(
                 np.array([row[:6] for row in rows], np.int64).reshape(-1, 6).T,

@@ -25,7 +25,6 @@ class JobState:
     demand: int  # class of (GPUs, kinds allowed)
     size: int  # class of GPUs alone
     tenant: int
-    kind: int  # class of jobs that are equally fast
     eager: bool
     status: str = FUTURE
     gpus: list[int] = field(default_factory=list)

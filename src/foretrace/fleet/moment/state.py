@@ -16,7 +16,7 @@ from foretrace.fleet.moment.job import DONE, RUNNING, WAITING, JobState
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds import ROUNDING, Shape, Speed
+from foretrace.fleet.speeds import ROUNDING, Shape
 from foretrace.fleet.workload import SECOND, nanoseconds
 
 
@@ -30,8 +30,7 @@ class SteppingState:
         self.broken = bytearray(cluster.gpus)
         self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
         self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
-        self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
-        self._ask = given.speed
+        self.speed_alone = given.speed  # of a job in a shape
         self.pair = getattr(speeds, "pair", None)
         self.levels = len(cluster.levels)
         self.unit_at = [cluster.units_of(level).tolist() for level in range(self.levels)]  # of each GPU
@@ -69,7 +68,7 @@ class SteppingState:
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
         columns = (
             work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns,
-            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, self.speeds.kinds(work), facts.eager,
+            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, facts.eager,
         )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
@@ -145,7 +144,7 @@ class SteppingState:
 
     def over_quota(self, job: JobState, gpus: int) -> bool:
         """Return whether its tenant would hold too much with so many GPUs for the job."""
-        return self.used[job.tenant] + self.claim(job, gpus) > self.facts.quota[job.tenant] + ROUNDING
+        return self.used[job.tenant] + self.claim(job, gpus) > float(self.facts.quota[job.tenant]) + ROUNDING
 
     # ---- speeds
     def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
@@ -161,12 +160,6 @@ class SteppingState:
         shape = Shape(gpus=len(gpus), units=tuple(units), even=even, gpu_type=kind, sharers=sharers)
         return shape, units.index(1)
 
-    def speed_alone(self, job: JobState, shape: Shape) -> Speed:
-        """Return what the model says of a shape."""
-        if (job.kind, shape) not in self.known:
-            self.known[job.kind, shape] = self._ask(job.at, shape)
-        return self.known[job.kind, shape]
-
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
         """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
 
@@ -176,7 +169,7 @@ class SteppingState:
         others = [[each for each in self.owners[gpu] if each != job.at] for gpu in gpus] if self.sharing else []
         crowd = max((len(each) for each in others), default=0)
         shape, level = self.shape(gpus, sharers=crowd)
-        speed = self.speed_alone(job, shape)
+        speed = self.speed_alone(job.at, shape)
         own: float = len(gpus)
         if job.share < 1 or crowd:
             loads = (max(1.0, job.share + sum(self.jobs[each].share for each in beside)) for beside in others)
