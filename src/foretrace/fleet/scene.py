@@ -229,8 +229,7 @@ def _table(cluster: ClusterTree, /, *, table: str, reference: str | None = None,
 
 
 def _throughputs(cluster: ClusterTree, /, *, throughputs: str, reference: str = "v100", pairs: bool = False) -> Speeds:
-    read = ThroughputTable.read(throughputs, reference=reference)
-    return TablePairs(table=read) if pairs else read
+    return (TablePairs if pairs else ThroughputTable).read(throughputs, reference=reference)
 
 
 def _goodput(cluster: ClusterTree, /, *, goodput: str, adapt: bool = False) -> Speeds:

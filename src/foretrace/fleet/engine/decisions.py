@@ -14,39 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from foretrace.compiled import inner, njit
-from foretrace.fleet.engine import placing, waiting
-from foretrace.fleet.engine.memory import (
-    ALWAYS,
-    BACKFILL,
-    BLOCK,
-    BY_FAIRNESS,
-    BY_LAST,
-    BY_NETWORK,
-    BY_QUEUE,
-    C_BEHIND,
-    C_FULL,
-    C_OUTRANKED,
-    C_QUOTA,
-    C_RESERVED,
-    C_SCATTERED,
-    C_TIMER,
-    C_TYPE,
-    C_UNDECIDED,
-    FINISHED,
-    FUTURE,
-    L_MIGRATE,
-    L_START,
-    LEASE,
-    NEED_ROOM,
-    NEED_SPEED,
-    NEVER,
-    RUNNING,
-    STOPPED,
-    UNWATCHED,
-    WAITING,
-    EngineState,
-    read,
-)
+from foretrace.fleet.engine import memory, placing, waiting
+from foretrace.fleet.engine.memory import EngineState, read
 
 
 @inner
@@ -90,10 +59,10 @@ def _try(st, j):  # type: ignore[no-untyped-def]
     s, job = st.s, st.jobs[j]
     wanted, group = job.gpus, st.demands[job.demand]
     if _over_quota(st, j):
-        waiting.refuse(st, j, C_QUOTA, 0, 0)
+        waiting.refuse(st, j, memory.C_QUOTA, 0, 0)
         return 0
     if not _usable(st, j):
-        waiting.refuse(st, j, C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else C_FULL, 0, s.free)
+        waiting.refuse(st, j, memory.C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else memory.C_FULL, 0, s.free)
         return 0
     most, opens = placing.widest(st, j)
     group.widest = most
@@ -107,12 +76,12 @@ def _try(st, j):  # type: ignore[no-untyped-def]
             placing.change(st, gpu, -1)
             gpu = st.devs[gpu].nxt
     elif unit < 0:
-        if opens < NEVER:
-            waiting.refuse(st, j, C_TIMER, most, opens)
+        if opens < memory.NEVER:
+            waiting.refuse(st, j, memory.C_TIMER, most, opens)
             if job.pos < 0 or job.when != opens:
                 waiting.schedule(st, j, opens)
         else:
-            waiting.refuse(st, j, C_SCATTERED, most, s.free)
+            waiting.refuse(st, j, memory.C_SCATTERED, most, s.free)
         return 0
     else:
         # the old list must be whole when its stretch is closed, so a job that moves loses it before it takes others
@@ -129,7 +98,7 @@ def _try(st, j):  # type: ignore[no-untyped-def]
         if s.auto == 1:
             placing.remember(st, j, job.level)
         waiting.unschedule(st, j)
-        waiting.note(st, j, L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
+        waiting.note(st, j, memory.L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
     s.wanted -= wanted
     group.waiting -= 1
     placing.go(st, j, row)
@@ -141,7 +110,7 @@ def _running(st):  # type: ignore[no-untyped-def]
     """Put the jobs that run into `order`, and say how many."""
     n = np.int64(0)
     for i in range(st.s.heap):
-        if st.jobs[st.heap[i]].status == RUNNING:
+        if st.jobs[st.heap[i]].status == memory.RUNNING:
             st.order[n] = st.heap[i]
             n += 1
     return n
@@ -175,7 +144,7 @@ def _outrank(st):  # type: ignore[no-untyped-def]
             wanted = jobs[queue[at]].gpus
             if wanted <= budget:
                 budget -= wanted
-            elif s.admit == BLOCK:
+            elif s.admit == memory.BLOCK:
                 budget = 0
             at += 1
         if jobs[j].gpus <= budget:
@@ -199,9 +168,9 @@ def _release_reclaimable(st, j):  # type: ignore[no-untyped-def]
     while gpu >= 0:
         st.devs[gpu].reclaimer = j
         gpu = st.devs[gpu].nxt
-    if st.s.preempt == LEASE:
+    if st.s.preempt == memory.LEASE:
         job.last = st.s.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
-    waiting.wait(st, j, C_OUTRANKED)
+    waiting.wait(st, j, memory.C_OUTRANKED)
 
 
 @inner
@@ -214,7 +183,7 @@ def _reserve(st, j):  # type: ignore[no-untyped-def]
         job.k1 = max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(s.now))
         job.k2 = 0.0
     waiting.sort(st.jobs, order, 0, n, st.merged)
-    s.shadow = NEVER
+    s.shadow = memory.NEVER
     s.spare = 0
     for kind in range(st.free.shape[0]):
         if st.allowed[blocked.demand, kind] == 0:
@@ -243,7 +212,7 @@ def _delays(st, j):  # type: ignore[no-untyped-def]
 def _line_up(st):  # type: ignore[no-untyped-def]
     """Prepare a pass before the first job is looked at."""
     s, queue = st.s, st.queue
-    if s.order == BY_FAIRNESS:
+    if s.order == memory.BY_FAIRNESS:
         # the worst treated part first, largest first among them; then all others
         front = np.int64(np.ceil(s.share * (s.tail - s.head) / 1e6))
         if front > 1:
@@ -257,7 +226,7 @@ def _line_up(st):  # type: ignore[no-untyped-def]
         st.demands[i].unfit = -1
     s.at = s.head
     s.kept = 0
-    s.shadow = NEVER
+    s.shadow = memory.NEVER
     s.spare = 0
     s.blocked = 0
 
@@ -286,11 +255,13 @@ def _pass(st):  # type: ignore[no-untyped-def]
         job, group = jobs[j], st.demands[jobs[j].demand]
         placed = 0
         if job.gpus > s.free:
-            waiting.refuse(st, j, C_FULL, 0, s.free)
+            waiting.refuse(st, j, memory.C_FULL, 0, s.free)
         elif group.unfit >= 0:
-            waiting.refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
+            waiting.refuse(
+                st, j, group.unfit, group.widest if group.unfit == memory.C_SCATTERED else np.int64(0), s.free
+            )
         elif _delays(st, j) and job.gpus > s.spare:
-            waiting.refuse(st, j, C_RESERVED, 0, 0)
+            waiting.refuse(st, j, memory.C_RESERVED, 0, 0)
         else:
             placed = _try(st, j)
             if placed < 0:
@@ -305,15 +276,17 @@ def _pass(st):  # type: ignore[no-untyped-def]
         if placed == 1:
             changed = True
             continue
-        if s.admit == BACKFILL and s.blocked == 0 and not _over_quota(st, j):
+        if s.admit == memory.BACKFILL and s.blocked == 0 and not _over_quota(st, j):
             s.blocked = 1
             _reserve(st, j)
         queue[s.head + s.kept] = j
         s.kept += 1
-        if s.admit == BLOCK:
+        if s.admit == memory.BLOCK:
             break
-    if s.admit == BLOCK and s.kept == 0 and s.at < s.tail:  # the first in line was not looked at: nothing is free
-        waiting.refuse(st, queue[s.at], C_FULL, 0, s.free)
+    if (
+        s.admit == memory.BLOCK and s.kept == 0 and s.at < s.tail
+    ):  # the first in line was not looked at: nothing is free
+        waiting.refuse(st, queue[s.at], memory.C_FULL, 0, s.free)
     for i in range(s.kept - 1, -1, -1):  # those who were kept stand before those who were not looked at
         queue[s.at - s.kept + i] = queue[s.head + i]
     s.head = s.at - s.kept
@@ -360,7 +333,7 @@ def _tighten(st):  # type: ignore[no-untyped-def]
             job.head, job.level = taken, tight
             job.cause_since = s.now
             placing.go(st, j, row)
-            waiting.note(st, j, L_MIGRATE, tight, old_level)
+            waiting.note(st, j, memory.L_MIGRATE, tight, old_level)
         else:
             placing.untake(st, taken)
             if row < 0:
@@ -375,15 +348,15 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
     for i in range(s.fresh):
         j = st.newly[i]
         job = st.jobs[j]
-        if job.status != WAITING:
+        if job.status != memory.WAITING:
             continue
         if job.reclaims == 1:
             placing.lose(st, j)
-        if job.cause == C_UNDECIDED and s.now == job.cause_since:
-            if s.admit == BLOCK:
-                waiting.refuse(st, j, C_BEHIND, 0, 0)
+        if job.cause == memory.C_UNDECIDED and s.now == job.cause_since:
+            if s.admit == memory.BLOCK:
+                waiting.refuse(st, j, memory.C_BEHIND, 0, 0)
             else:
-                waiting.refuse(st, j, C_FULL, 0, s.free)
+                waiting.refuse(st, j, memory.C_FULL, 0, s.free)
 
 
 @inner
@@ -393,10 +366,12 @@ def _decide(st):  # type: ignore[no-untyped-def]
     if s.pending == 1:
         s.resume = -1
         if s.tail > s.head:
-            if s.order == BY_FAIRNESS or (s.stale == 1 and (s.order == BY_LAST or s.order == BY_NETWORK)):
+            if s.order == memory.BY_FAIRNESS or (
+                s.stale == 1 and (s.order == memory.BY_LAST or s.order == memory.BY_NETWORK)
+            ):
                 waiting.resort(st)
             s.stale = 0
-            if s.preempt == ALWAYS:
+            if s.preempt == memory.ALWAYS:
                 _outrank(st)
             _line_up(st)
             s.pending = 2
@@ -421,17 +396,17 @@ def _happen(st):  # type: ignore[no-untyped-def]
         job = jobs[j]
         waiting.unschedule(st, j)
         s.events += 1
-        if job.status != RUNNING:
+        if job.status != memory.RUNNING:
             continue  # a timer of a waiting job: the decision below looks at it again
         placing.settle(st, j)
         if job.finish_at == s.now:
             placing.finish(st, j)
             continue
-        if s.order == BY_QUEUE and job.band < len(st.thresholds):
+        if s.order == memory.BY_QUEUE and job.band < len(st.thresholds):
             # half a nanosecond of service: the event was scheduled at a whole one
             if job.gpu_ns >= st.thresholds[job.band] - 0.5 * job.gpus:
                 job.band += 1
-        if s.preempt == LEASE and job.lease_end == s.now:
+        if s.preempt == memory.LEASE and job.lease_end == s.now:
             order[expired] = j
             expired += 1
         else:
@@ -455,13 +430,13 @@ def _happen(st):  # type: ignore[no-untyped-def]
         j = s.next
         s.next += 1
         s.events += 1
-        if jobs[j].status == FUTURE:
+        if jobs[j].status == memory.FUTURE:
             jobs[j].last = s.now
-            waiting.wait(st, j, C_UNDECIDED)
+            waiting.wait(st, j, memory.C_UNDECIDED)
     bidding = s.tail > s.head
     for i in range(expired):
         j = order[i]
-        if jobs[j].status != RUNNING:
+        if jobs[j].status != memory.RUNNING:
             continue
         if bidding:
             _release_reclaimable(st, j)
@@ -472,9 +447,9 @@ def _happen(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _next(st):  # type: ignore[no-untyped-def]
-    """Return when the next event is due; NEVER where there is none."""
+    """Return when the next event is due; memory.NEVER where there is none."""
     s = st.s
-    now = NEVER
+    now = memory.NEVER
     if s.heap > 0:
         now = st.jobs[st.heap[0]].when
     if s.next < len(st.jobs):
@@ -498,7 +473,7 @@ def _room(st, now):  # type: ignore[no-untyped-def]
     return not (
         (s.keep > 0 and s.segments + 2 * active + 8 > len(st.seg))
         or (s.keep > 1 and s.devices + 2 * len(st.devs) > len(st.devices))
-        or (s.track > UNWATCHED and s.log + 6 * active + 3 * coming + 64 > len(st.log))
+        or (s.track > memory.UNWATCHED and s.log + 6 * active + 3 * coming + 64 > len(st.log))
         or (s.auto == 1 and s.samples + active + coming + 8 > len(st.samples))
     )
 
@@ -510,17 +485,17 @@ def _run(table, until):  # type: ignore[no-untyped-def]
     while True:
         if s.pending == 0:
             now = _next(st)
-            if now == NEVER:
-                return FINISHED
+            if now == memory.NEVER:
+                return memory.FINISHED
             if now > until or s.events >= s.limit:
-                return STOPPED
+                return memory.STOPPED
             if not _room(st, now):
-                return NEED_ROOM
+                return memory.NEED_ROOM
             s.now = now
             _happen(st)
             s.pending = 1
         if not _decide(st):
-            return NEED_SPEED
+            return memory.NEED_SPEED
         s.pending = 0
 
 
