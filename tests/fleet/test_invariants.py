@@ -239,6 +239,17 @@ def test_nobody_who_passes_delays_the_first_in_line_on_its_kind_of_gpu(seed: int
 
 
 @pytest.mark.parametrize("engine", [Simulation, Stepping])
+@pytest.mark.parametrize("kind", ["a", ""])
+def test_room_is_made_on_the_kind_of_gpu_that_is_asked_for(engine: Any, kind: str) -> None:
+    """However many of another kind are free; a job that may use those takes them, and nobody makes room."""
+    work = Workload.of(submit_s=[0, 10], gpus=[4, 4], work_s=[1000, 10], gpu_type=["a", kind])
+    policy = Policy(name="p", order_rule="remaining", preempt_rule="always")
+    result = engine(work, parse_cluster("1x4@a+1x4@b"), policy).run().result()
+    assert (result.start_ns // SECOND).tolist() == [0, 10]
+    assert (result.end_ns // SECOND).tolist() == [1010 if kind else 1000, 20]
+
+
+@pytest.mark.parametrize("engine", [Simulation, Stepping])
 def test_a_tenant_at_its_quota_reserves_nothing(engine: Any) -> None:
     """Others use the GPUs that are free meanwhile, however long they run."""
     work = Workload.of(

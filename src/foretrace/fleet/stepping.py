@@ -14,9 +14,8 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.job import RUNNING, WAITING, JobState
 from foretrace.fleet.moment.rules import Rules
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, WAITING, JobState, SteppingState
 from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult

@@ -117,41 +117,55 @@ def _running(st):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _competes(st, j, kind):  # type: ignore[no-untyped-def]
+    """Return whether a waiting job may use this kind of GPU and fits on no other one by number."""
+    job, root = st.jobs[j], len(st.units) - 2
+    for other in range(st.free.shape[0]):
+        if other != kind and st.allowed[job.demand, other] == 1 and st.free[other, root] >= job.gpus:
+            return False
+    return st.allowed[job.demand, kind] == 1
+
+
+@inner
 def _outrank(st):  # type: ignore[no-untyped-def]
-    """Find who of the running has to make room: those outside of the first in order that fit by number."""
-    s, jobs, order, queue = st.s, st.jobs, st.order, st.queue
-    if s.wanted <= s.free:
+    """Find who of the running has to make room: by kind of GPU, those outside of the first in order that fit by number.
+
+    Whoever is before the whole line keeps its GPUs.
+    """
+    s, jobs, order, queue, kinds = st.s, st.jobs, st.order, st.queue, st.free.shape[0]
+    if kinds == 1 and s.wanted <= s.free:
         return  # by number all fit
-    n = _running(st)
-    budget = s.free
-    behind = np.int64(0)
-    for i in range(n):
-        j = order[i]
-        placing.settle(st, j)
-        waiting.weigh(st, j)
-        if waiting.ahead(jobs, queue[s.head], j):  # whoever is before the whole line keeps its GPUs
-            order[behind] = j
-            behind += 1
-            budget += jobs[j].gpus
-    n = behind
-    waiting.sort(jobs, order, 0, n, st.merged)
-    # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
-    at = s.head
     losers = np.int64(0)
-    for i in range(n):
-        j = order[i]
-        while at < s.tail and budget > 0 and waiting.ahead(jobs, queue[at], j):
-            wanted = jobs[queue[at]].gpus
-            if wanted <= budget:
-                budget -= wanted
-            elif s.admit == memory.BLOCK:
-                budget = 0
-            at += 1
-        if jobs[j].gpus <= budget:
-            budget -= jobs[j].gpus
-        else:
-            order[losers] = j
-            losers += 1
+    for kind in range(kinds):
+        budget = st.free[kind, len(st.units) - 2]
+        behind = losers
+        for i in range(s.heap):
+            j = st.heap[i]
+            if jobs[j].status == memory.RUNNING and st.devs[jobs[j].head].kind == kind:
+                placing.settle(st, j)
+                waiting.weigh(st, j)
+                if waiting.ahead(jobs, queue[s.head], j):
+                    order[behind] = j
+                    behind += 1
+                    budget += jobs[j].gpus
+        waiting.sort(jobs, order, losers, behind, st.merged)
+        # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
+        at = s.head
+        for i in range(losers, behind):
+            j = order[i]
+            while at < s.tail and budget > 0 and waiting.ahead(jobs, queue[at], j):
+                wanted = jobs[queue[at]].gpus
+                if _competes(st, queue[at], kind):
+                    if wanted <= budget:
+                        budget -= wanted
+                    elif s.admit == memory.BLOCK:
+                        budget = 0
+                at += 1
+            if jobs[j].gpus <= budget:
+                budget -= jobs[j].gpus
+            else:
+                order[losers] = j
+                losers += 1
     for i in range(losers):
         _release_reclaimable(st, order[i])
 

@@ -13,8 +13,7 @@ from itertools import product
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
-from foretrace.fleet.moment.job import RUNNING, JobState
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, JobState, SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
@@ -86,29 +85,36 @@ class Rules:
         return line
 
     def outranked(self) -> list[int]:
-        """Return running jobs that have to make room: those outside of the first in order that fit by number."""
-        state = self.state
-        if self.policy.preempt_rule != "always" or state.wanting <= state.free_gpus or not state.running:
+        """Return running jobs that have to make room: by kind of GPU, those outside of the first that fit by number."""
+        state, kinds, losers = self.state, len(self.state.free), list[int]()
+        fit = kinds == 1 and state.wanting <= state.free_gpus
+        if self.policy.preempt_rule != "always" or fit or not state.running:
             return []
         for at in state.running:
             state.settle(state.jobs[at])
-        line = sorted(self.key(state.jobs[at]) for at in state.waiting)
-        running = sorted(self.key(state.jobs[at]) for at in state.running)
-        if running[-1] < line[0]:
-            return []
-        left = state.free_gpus + sum(state.claim(state.jobs[at], len(state.jobs[at].gpus)) for _, _, at in running)
-        losers = []
-        for _, _, at in sorted(line + running):
-            job = state.jobs[at]
-            runs = job.status == RUNNING
-            wanted = state.claim(job, len(job.gpus) if runs else job.wanted)
-            if wanted <= left:
-                left -= wanted
-            elif runs:
-                losers.append(at)
-            elif self.policy.admit_rule == "block":
-                left = 0
+        line = [self.key(state.jobs[at]) for at in state.waiting]
+        for kind in range(kinds):
+            running = [at for at in state.running if state.kind_of[state.jobs[at].gpus[0]] == kind]
+            left = state.free[kind] + sum(state.claim(state.jobs[at], len(state.jobs[at].gpus)) for at in running)
+            rivals = [each for each in line if self._competes(state.jobs[each[2]], kind)]
+            for _, _, at in sorted(rivals + [self.key(state.jobs[at]) for at in running]):
+                job = state.jobs[at]
+                runs = job.status == RUNNING
+                wanted = state.claim(job, len(job.gpus) if runs else job.wanted)
+                if wanted <= left:
+                    left -= wanted
+                elif runs:
+                    losers.append(at)
+                elif self.policy.admit_rule == "block":
+                    left = 0
         return losers
+
+    def _competes(self, job: JobState, kind: int) -> bool:
+        """Return whether a waiting job may use this kind of GPU and fits on no other one by number."""
+        may, free = self.state.allowed[job.demand], self.state.free
+        return may[kind] and not any(
+            may[other] and free[other] >= job.wanted for other in range(len(free)) if other != kind
+        )
 
     # ---- admission
     def admitted(self, job: JobState) -> Wait | None:

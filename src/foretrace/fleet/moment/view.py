@@ -9,9 +9,8 @@ import numpy as np
 
 from foretrace.arrays import Mask
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.rules import Rules
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, JobState, SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
 from foretrace.fleet.workload import SECOND, Int64, Workload
