@@ -19,7 +19,7 @@ def simple(
     zero = np.zeros(n, np.int64)
     columns: dict[str, Any] = {
         "held_ns": held,
-        "gpu_ns": held.astype(np.float64) * workload.gpus,
+        "gpu_ns": held * workload.gpus * workload.share,
         "dead_ns": zero,
         "comm_ns": np.zeros(n),
         "starts": (start_ns >= 0).astype(np.int64),

@@ -18,8 +18,7 @@ import numpy as np
 from foretrace.cli.fleet import tell_origin
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
-from foretrace.fleet.per_job import per_job
-from foretrace.fleet.result import FleetResult
+from foretrace.fleet.result import FleetResult, per_job
 from foretrace.fleet.scene import cluster_of, measured, workload_of
 from foretrace.fleet.workload import Workload
 from foretrace.report import fleet as report

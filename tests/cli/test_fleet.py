@@ -103,6 +103,17 @@ def test_what_a_rack_a_policy_and_a_network_buy(capsys: pytest.CaptureFixture[st
     assert comm["after"] < comm["before"]
 
 
+def test_arrays_are_tasks_under_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "jobs.csv"
+    log.write_text("job,submit_s,gpus,work_s,text:array\n1,0,1,60,0-3\n2,10,1,60,\n3,20,1,60,\n")
+    played = (str(log), "--cluster", "1x1")
+    assert answer(capsys, "run", *played)["jobs"] == 6
+    found = answer(capsys, "whatif", *played, "--now", "fifo", "--policy", "fifo slurm=yes")
+    assert found["jobs"] == 6 and found["figures"][0]["ratio"] > 1
+    why = answer(capsys, "why", str(log), "3", "--cluster", "1x1", "--policy", "fifo slurm=yes")
+    assert why["job"] == "3" and 160 < why["queue_s"] < 170, "behind one task and job 2"
+
+
 def test_policies_are_compared_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "fleet.html"
     found = answer(

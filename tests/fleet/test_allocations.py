@@ -134,6 +134,10 @@ def test_allox_with_few_of_the_oldest() -> None:
     assert allocations.allox(rates, left, [9, 1, 1, 1], [1], alpha=0.2).tolist() == [0, -1, -1, -1]
 
 
+def test_allox_starts_nobody_where_it_cannot_run() -> None:
+    assert allocations.allox([[0.0, 1.0]], [10.0], [0.0], [1, 0]).tolist() == [-1]
+
+
 def test_two_jobs_that_each_prefer_one_type_get_it() -> None:
     x = allocations.max_min([[10.0, 1.0], [1.0, 10.0]], [1, 1], [1, 1])
     assert np.allclose(x, np.eye(2))

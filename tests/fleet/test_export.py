@@ -236,6 +236,15 @@ def test_whatever_the_name_and_size_files_parse_and_ask_for_all_gpus(
             assert each * job["spec"]["parallelism"] == gpus
 
 
+def test_kinds_are_those_that_a_simulation_takes() -> None:
+    """Names without regard to case; a gang is of one kind, and so many of one kind there must be."""
+    mixed = parse_cluster("1x2x4@a100+1x1x8@h100")
+    said = export(jobs(4, gpu_type=["A100|L4"]), mixed, to="slurm")["job-0.sbatch"]
+    assert directives(said)["gpus-per-node"] == "a100:4"
+    with pytest.raises(ForetraceError, match="can never hold the 12 GPUs of job '0'"):
+        export(jobs(12), mixed, to="slurm")
+
+
 def test_mistakes_are_said() -> None:
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: export(jobs(1), CLUSTER, to="pbs"), "cannot export to 'pbs'; there are slurm, kueue, volcano, ray"),

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import parse_cluster
 from foretrace.fleet.policy import Policy
-from foretrace.fleet.result import FleetResult
-from foretrace.fleet.setup import Costs
+from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.setup import Costs, failures
 from foretrace.fleet.simulate import Simulation, simulate
 from foretrace.fleet.speeds import ProportionalSpeeds, Shape
 from foretrace.fleet.stepping import Stepping
-from foretrace.fleet.workload import SECOND
+from foretrace.fleet.workload import SECOND, Workload
 from foretrace.testing import small_jobs
 from foretrace.testing.policy import check_holdings
 from tests.fleet.stepping_cases import Case, cases, check_books
@@ -190,6 +191,74 @@ def test_with_room_for_all_nobody_waits(seed: int, order: Any) -> None:
     assert np.array_equal(result.start_ns, work.submit_ns)
     assert np.array_equal(result.end_ns, work.submit_ns + np.rint(work.work_s * SECOND).astype(np.int64))
     assert result.waited_ns.sum() == 0
+
+
+@pytest.mark.parametrize("engine", [Simulation, Stepping])
+def test_machines_break_until_the_last_job_ends(engine: Any) -> None:
+    """Jobs of the whole cluster, one after the other: failures late as early, however often it is looked at."""
+    work = Workload.of(submit_s=[0] * 60, gpus=[64] * 60, work_s=[3600] * 60)
+    parts = work, parse_cluster("8x8"), Policy(name="p", admit_rule="block")
+    costs = Costs(mtbf_h=10, mttr_h=0.01)
+    result = engine(*parts, costs=costs, seed=1).run().result()
+    third = np.searchsorted(np.sort(result.end_ns), np.array([1, 2]) / 3 * result.end_ns.max())
+    in_order = result.failed[np.argsort(result.end_ns)]
+    assert all(part.sum() > 3 for part in np.split(in_order, third))
+    again = engine(*parts, costs=costs, seed=1)
+    while again.run(max_events=again.result().events + 7).stopped:
+        pass
+    assert np.array_equal(again.result().end_ns, result.end_ns)
+
+
+def test_machines_break_alike_whichever_others_there_are() -> None:
+    """A what-if of further racks compares the same failures."""
+    costs, one = Costs(mtbf_h=20, mttr_h=1), parse_cluster("2x2x8")
+    times, units, ups = failures(one.bigger(1), costs, 10**15, seed=3)
+    for column, more in zip(failures(one, costs, 10**15, seed=3), (times, units, ups), strict=True):
+        assert np.array_equal(column, more[units < 4])
+
+
+def test_a_job_that_never_ends_between_two_failures_is_refused() -> None:
+    work = Workload.of(submit_s=[0], gpus=[64], work_s=[360_000])
+    with pytest.raises(ForetraceError, match=r"before all jobs end; give more hours, or let jobs save"):
+        simulate(work, parse_cluster("8x8"), Policy(name="p"), costs=Costs(mtbf_h=40, mttr_h=0.01))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_who_passes_delays_the_first_in_line_on_its_kind_of_gpu(seed: int) -> None:
+    """EASY: the first that does not fit starts no later than if nobody had come behind it."""
+    random = np.random.default_rng(seed)
+    work = Workload.of(
+        submit_s=[0] * 14, gpus=random.choice([1, 2, 4], 14), work_s=random.integers(5, 60, 14),
+        gpu_type=random.choice(["a", "b"], 14),
+    )  # fmt: skip
+    cluster, policy = parse_cluster("1x4@a+1x4@b"), Policy(name="p", admit_rule="backfill", place_rule="greedy")
+    start = simulate(work, cluster, policy).start_ns
+    first = int(np.flatnonzero(start > 0)[0])
+    alone = simulate(work.take(np.arange(first + 1)), cluster, policy).start_ns
+    assert start[first] <= alone[first]
+
+
+@pytest.mark.parametrize("engine", [Simulation, Stepping])
+@pytest.mark.parametrize("kind", ["a", ""])
+def test_room_is_made_on_the_kind_of_gpu_that_is_asked_for(engine: Any, kind: str) -> None:
+    """However many of another kind are free; a job that may use those takes them, and nobody makes room."""
+    work = Workload.of(submit_s=[0, 10], gpus=[4, 4], work_s=[1000, 10], gpu_type=["a", kind])
+    policy = Policy(name="p", order_rule="remaining", preempt_rule="always")
+    result = engine(work, parse_cluster("1x4@a+1x4@b"), policy).run().result()
+    assert (result.start_ns // SECOND).tolist() == [0, 10]
+    assert (result.end_ns // SECOND).tolist() == [1010 if kind else 1000, 20]
+
+
+@pytest.mark.parametrize("engine", [Simulation, Stepping])
+def test_a_tenant_at_its_quota_reserves_nothing(engine: Any) -> None:
+    """Others use the GPUs that are free meanwhile, however long they run."""
+    work = Workload.of(
+        submit_s=[0, 1, 2], gpus=[4, 2, 4], work_s=[100, 10, 500], tenant=["red", "red", "blue"]
+    )  # fmt: skip
+    cluster = replace(parse_cluster("1x8"), quotas={"red": 4})
+    result = engine(work, cluster, Policy(name="p", admit_rule="backfill")).run().result()
+    assert (result.start_ns // SECOND).tolist() == [0, 100, 2]
+    assert result.waited_ns[1, Cause.QUOTA] == 99 * SECOND
 
 
 # ---- elastic jobs and sharing, which have a speed that changes

@@ -10,11 +10,20 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import metrics, overtime, rates
+from foretrace.fleet.ask import why
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
+from foretrace.fleet.policies import parse
+from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.scene import Scene
+from foretrace.fleet.setup import Costs
+from foretrace.fleet.simulate import simulate
+from foretrace.fleet.speeds import PairSpeeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.results import simple
 from tests.fleet.fleet_demo import packed, segments
+from tests.fleet.stepping_policies import Packs
 
 S = SECOND
 
@@ -116,6 +125,69 @@ def test_shared_gpus_are_taken_once(cluster: ClusterTree) -> None:
     edges = np.array([0.0, 15, 20]) * S
     assert overtime.slots(result, one, [1], edges=edges)[0].free == pytest.approx([6, 7])
     assert overtime.utilisation_over_time(result, edges).values == pytest.approx([17.5 / 15 / 8, 0.5 / 8])
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_shared_gpu_counts_once_in_every_figure(*, packs: bool) -> None:
+    """Parts of a GPU, and two whole jobs on one: hours, use, cost and use over time say the same."""
+    one = parse_cluster("1x1@v100")
+    load = Workload.of(
+        submit_s=[0, 0], gpus=[1, 1], work_s=[100, 100], share=[1, 1] if packs else [0.5, 0.25], tenant=["a", "b"],
+        model=["m", "m"],
+    )  # fmt: skip
+    policy = Packs(name="packs", options={"sharers": 2}) if packs else Policy(name="p")
+    speeds = PairSpeeds(base=ConstantSpeeds(), left={("m", "m"): 0.5})
+    result = simulate(load, one, policy, speeds=speeds if packs else None, record="devices")
+    hours = np.array([100, 100] if packs else [50, 25]) / 3600
+    assert [each.gpu_h for each in metrics.tenants(result)] == pytest.approx(hours)
+    for each in (result, replace(result, segments=None)):
+        assert overtime.utilisation_over_time(each).mean == pytest.approx(metrics.utilisation(each))
+        assert rates.bills(each, one)[0].used_gpu_h == pytest.approx(hours.sum())
+    assert metrics.utilisation(result) == result.utilisation == (1.0 if packs else 0.75)
+    assert overtime.slots(result, one, [1])[0].mean_free == pytest.approx(0.0)
+    assert metrics.fairness(result) == pytest.approx([1.0, 1.0])
+
+
+def test_time_begins_with_the_first_submission() -> None:
+    load = Workload.of(submit_s=[1000, 1050], gpus=[1, 1], work_s=[100, 50])
+    result = simulate(load, parse_cluster("1x2"), Policy(name="p"), record="devices")
+    assert overtime.bins(result, 2).tolist() == [1000 * S, 1050 * S, 1100 * S]
+    assert overtime.utilisation_over_time(result).mean == pytest.approx(0.75) == result.utilisation
+    assert overtime.slots(result, parse_cluster("1x2"), [1])[0].mean_free == pytest.approx(0.5)
+
+
+def test_a_job_that_can_never_run_makes_nobody_idle() -> None:
+    load = Workload.of(submit_s=[0, 1000], gpus=[2, 4], work_s=[100, 100])
+    result = simulate(load, parse_cluster("1x2"), Policy(name="p"))
+    assert metrics.utilisation(result) == result.utilisation == 1.0
+    assert overtime.bins(result, 1).tolist() == [0, 100 * S]
+
+
+def test_why_counts_gpus_with_room_for_a_part() -> None:
+    load = Workload.of(
+        submit_s=[0, 0, 10], gpus=[1, 1, 1], work_s=[100] * 3, share=[0.5, 0.9, 0.25], job=["a", "b", "c"]
+    )
+    scene = Scene(
+        workload=load, cluster=parse_cluster("1x2"), policy=parse("fifo"), speeds=ConstantSpeeds(), costs=Costs()
+    )  # fmt: skip
+    assert [(each.free, each.fits) for each in why(scene, "c", at_s=5).room] == [(1, 1), (1, 1)]
+    assert [(each.free, each.fits) for each in why(scene, "c", at_s=20).room] == [(1, 1), (1, 1)]
+    assert [each.free for each in why(scene, "b", at_s=20).room] == [0, 0]
+
+
+def test_parts_of_gpus_that_wait_are_counted_as_parts() -> None:
+    load = Workload.of(submit_s=[0] * 4, gpus=[1] * 4, work_s=[100] * 4, share=[0.5] * 4)
+    result = simulate(load, parse_cluster("1x1"), Policy(name="p"))
+    edges = np.array([0.0, 100, 200]) * S
+    assert overtime.waiting_over_time(result, edges, gpus=True).values == pytest.approx([1, 0])
+    assert metrics.fairness(result) == pytest.approx([1 / 2, 1 / 2, 2 / 1.5, 2 / 1.5])
+
+
+def test_the_use_of_a_simulation_that_was_stopped_is_that_up_to_then(cluster: ClusterTree) -> None:
+    load = Workload.of(submit_s=[0, 0], gpus=[8, 32], work_s=[10, 1000])
+    result = simulate(load, parse_cluster("1x40"), Policy(name="p"), until_s=500.0)
+    assert result.stopped_ns == 10 * S, "the last event by then"
+    assert result.utilisation == pytest.approx(1.0) == metrics.utilisation(result)
 
 
 def test_slots_need_places(run: FleetResult, cluster: ClusterTree) -> None:

@@ -337,7 +337,7 @@ def test_packing_by_measured_pairs(shared_data: Path) -> None:
     table = ThroughputTable.read(folder / "simulation_throughputs.json.gz")
     work = formats.read(folder / "physical_cluster/max_min_fairness.trace")
     work = replace(work, work_s=table.run_times(work))
-    pairs = TablePairs(table=table)
+    pairs = TablePairs.read(folder / "simulation_throughputs.json.gz")
     first, second = np.flatnonzero(work.gpus == 1)[:2].tolist()
     one, two = ((str(work.model[job]), 1) for job in (first, second))
     assert pairs.pair(work, first, second) == table.pair_rates("v100", one, two)[0] / table.rate("v100", *one)

@@ -396,7 +396,7 @@ def test_levels_by_number_and_name_and_json_like_csv(tmp_path: Path) -> None:
         ("model,gpus,nodes,steps_per_s\nm,1,1,fast\n", "line 2: steps_per_s 'fast'"),
         ("model,gpus,nodes,steps_per_s\nm,1,1,nan\n", "line 2: steps_per_s 'nan'"),
         ("model,gpus,nodes,steps_per_s\nm,2,3,1\n", "line 2: 2 GPUs cannot lie on 3 nodes"),
-        ("model,gpus,nodes,steps_per_s\nm,2\n", "line 2: 2 columns, 4 in the header"),
+        ("model,gpus,nodes,steps_per_s\nm,2\n", "line 2: it has 2 columns where 4 belong"),
         ("model,gpus,nodes,steps_per_s\n,2,1,1\n", "line 2: no model"),
         ("model,gpus,nodes,steps_per_s\nm,2,1,1\nm,2,1,2\n", "line 3: the same placement stands in line 2"),
         ("model,gpus,level,steps_per_s\nm,2,pod,1\n", "line 2: there is no level 'pod'"),

@@ -195,6 +195,13 @@ def test_parts_of_a_gpu_fill_the_fullest_first() -> None:
     assert np.allclose(result.gpu_ns, np.array([0.3, 0.6, 0.5, 0.1, 1.0]) * 100 * SECOND)
 
 
+def test_a_quota_holds_jobs_of_parts_as_the_parts_they_need() -> None:
+    work = Workload.of(submit_s=[0], gpus=[4], work_s=[10], share=[0.5], tenant=["red"])
+    for quota, ends in ((2, True), (1, False)):
+        result = simulate(work, replace(parse_cluster("1x4"), quotas={"red": quota}), Policy(name="p"))
+        assert (result.finished.all(), result.never.all()) == (ends, not ends)
+
+
 def test_packed_jobs_slow_each_other_down_while_they_are_together() -> None:
     work = Workload.of(submit_s=[0, 20], gpus=[1, 1], work_s=[100, 30], model=["m0", "m1"])
     speeds = PairSpeeds(base=ConstantSpeeds(), left={("m0", "m1"): 0.5, ("m1", "m0"): 0.75})

@@ -99,6 +99,18 @@ def test_the_joint_distribution_is_kept(log: Workload, generator: Generator) -> 
     assert ratio.min() >= 0.09 and ratio.max() <= 0.91 and ratio.mean() == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.parametrize("jobs", [9, 60])
+def test_few_jobs_of_a_kind_keep_their_spread_and_their_mean(jobs: int) -> None:
+    """Thirty kinds with so many jobs each: what smooths their durations makes them no longer."""
+    kinds = np.arange(1, 31)
+    work = np.exp(np.random.default_rng(0).normal(6, 2, 30 * jobs))
+    load = Workload.of(submit_s=np.arange(30.0 * jobs) * 1000, gpus=np.tile(kinds, jobs), work_s=work)
+    made = fit(load).generate(jobs=30_000)
+    before, after = (np.mean([np.log(each.work_s[each.gpus == kind]).var() for kind in kinds]) for each in (load, made))
+    assert after / before == pytest.approx(1, abs=0.06)
+    assert made.work_s.mean() / work.mean() == pytest.approx(1, abs=0.06)
+
+
 def test_arrivals_keep_rhythm_and_sweeps(log: Workload, generator: Generator) -> None:
     made = generator.generate(days=80, seed=5)
     assert len(made) / 80 == pytest.approx(len(log) / 40, rel=0.1)

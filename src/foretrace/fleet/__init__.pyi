@@ -10,11 +10,11 @@ from foretrace.fleet.live.history import read_past as read_past
 from foretrace.fleet.live.questions import ask as ask_queue
 from foretrace.fleet.live.sources import ask_slurm as ask_slurm
 from foretrace.fleet.live.sources import read_folder as read_folder
-from foretrace.fleet.per_job import per_job as rows_by_job
 from foretrace.fleet.policies import parse as policy_of
 from foretrace.fleet.policies.registry import described as described_policies
 from foretrace.fleet.policies.registry import names as policy_names
 from foretrace.fleet.policies.slurm_options import windows as windows
+from foretrace.fleet.result import per_job as rows_by_job
 from foretrace.fleet.rig import against as rig_against
 from foretrace.fleet.rig.cluster import SlurmSetup as SlurmSetup
 from foretrace.fleet.rig.cluster import missing as missing_slurm

@@ -192,7 +192,8 @@ def allox(
         if gpu not in first or place > first[gpu][0]:
             first[gpu] = (place, row)
     for gpu, (_, row) in first.items():
-        chosen[oldest[row]] = lists[gpu]
+        if rates[oldest[row], lists[gpu]] > 0:  # else it would hold back a GPU on which it cannot run
+            chosen[oldest[row]] = lists[gpu]
     return chosen
 
 

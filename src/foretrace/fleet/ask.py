@@ -13,6 +13,7 @@ from foretrace.fleet.policies import make
 from foretrace.fleet.reasons import minutes
 from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
 from foretrace.fleet.scene import Scene
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, nanoseconds
 
 MOST_SHOWN = 5
@@ -20,7 +21,7 @@ MOST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What is free at a level: GPUs in its units together, the most in one unit, and units that could hold the job."""
+    """What is free at a level: GPUs with room for the job, the most in one unit, and units that could hold it."""
 
     level: str
     units: int
@@ -213,13 +214,14 @@ def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room,
     tree = scene.cluster
     if len(segments) and not len(segments.devices):
         return ()
-    busy = np.zeros(tree.gpus, bool)
+    load = np.zeros(tree.gpus)  # sum of the shares on each
     for segment in _open(segments, moment):
-        busy[segments.devices_of(int(segment))] = True
+        load[segments.devices_of(int(segment))] += scene.workload.share[segments.job[segment]]
+    room = load + scene.workload.share[at] <= 1 + ROUNDING
     usable = np.array(tree.usable(str(scene.workload.gpu_type[at])))[tree.gpu_type]
     found = []
     for level, name in enumerate(tree.levels):
-        free = tree.counts(level, ~busy & usable)
+        free = tree.counts(level, room & usable)
         fits = int((free >= scene.workload.gpus[at]).sum())
         found.append(Room(level=name, units=len(free), free=int(free.sum()), most=int(free.max()), fits=fits))
     return tuple(found)

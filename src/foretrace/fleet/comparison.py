@@ -324,14 +324,8 @@ def judge(
 
 def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> MeanInterval:
     """Return the mean of the repetitions; no interval from one of them or where one is not known."""
-    if len(values) < 2 or np.isnan(values).any():
-        return MeanInterval(mean=float(values.mean()), low=None, high=None)
-    mean = float(values.mean())
-    if len(values) < FEW:
-        half = tails.t * float(values.std(ddof=1)) / sqrt(len(values))
-        return MeanInterval(mean=mean, low=mean - half, high=mean + half)
-    low, high = np.quantile(values[draws].mean(axis=1), (tails.low, 1 - tails.low)).tolist()
-    return MeanInterval(mean=mean, low=low, high=high)
+    low, high = _interval(values, np.ones(len(values)), draws, tails)
+    return MeanInterval(mean=float(values.mean()), low=low, high=high)
 
 
 def contrast(
@@ -340,22 +334,30 @@ def contrast(
     """Return the ratio of means with the interval over paired resamples; more: larger is better."""
     if np.array_equal(values, base):
         return Contrast(ratio=1.0, low=1.0, high=1.0, verdict="same")
-    if np.isnan(values).any() or np.isnan(base).any() or base.mean() == 0:
-        return Contrast(ratio=float("nan"), low=None, high=None, verdict="unknown")
-    ratio = float(values.mean() / base.mean())
-    if len(values) < 2:
+    ratio = float(values.mean() / base.mean()) if base.mean() else float("nan")
+    low, high = _interval(values, base, draws, tails)
+    if low is None or high is None:
         return Contrast(ratio=ratio, low=None, high=None, verdict="unknown")
-    if len(values) < FEW:  # the ratio of means, linearised
-        spread = float((values - ratio * base).std(ddof=1)) / abs(float(base.mean()))
-        half = tails.t * spread / sqrt(len(values))
-        low, high = ratio - half, ratio + half
-    else:
-        below = base[draws].mean(axis=1)
-        if not (below > 0).all():
-            return Contrast(ratio=ratio, low=None, high=None, verdict="unknown")
-        low, high = np.quantile(values[draws].mean(axis=1) / below, (tails.low, 1 - tails.low)).tolist()
     verdict = "within noise" if low <= 1 <= high else "better" if (ratio > 1) == more else "worse"
     return Contrast(ratio=ratio, low=low, high=high, verdict=verdict)
+
+
+def _interval(
+    values: Float64, base: Float64, draws: npt.NDArray[np.int64], tails: Tails
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the interval of the ratio of paired means; None from one repetition, or where one is not known or zero."""
+    if len(values) < 2 or np.isnan(values).any() or np.isnan(base).any() or base.mean() == 0:
+        return None, None
+    if len(values) < FEW:  # the ratio of means, linearised
+        ratio = float(values.mean() / base.mean())
+        spread = float((values - ratio * base).std(ddof=1)) / abs(float(base.mean()))
+        half = tails.t * spread / sqrt(len(values))
+        return ratio - half, ratio + half
+    below = base[draws].mean(axis=1)
+    if not (below > 0).all():
+        return None, None
+    low, high = np.quantile(values[draws].mean(axis=1) / below, (tails.low, 1 - tails.low)).tolist()
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ def fairness(result: FleetResult, *, demand: str = "gpus") -> Float64:
     load = result.workload
     begin, end = lives(result)
     can = ~result.never
-    weight = load.gpus.astype(np.float64) if demand == "gpus" else np.ones(len(load))
+    weight = load.gpus * load.share if demand == "gpus" else np.ones(len(load))
     # The integral of the active demand at every submission and end: one pass over sorted events.
     time = np.concatenate([begin[can], end[can]])
     order = np.argsort(time, kind="stable")
@@ -286,7 +286,7 @@ def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = Non
     at = chosen(result, only)
     who, names = codes(result.workload.tenant[at].tolist())
     rho = (fairness(result) if rho is None else rho)[at]
-    jct, queue, used = result.jct_s[at], result.queue_s[at], result.gpu_ns[at] * result.workload.share[at]
+    jct, queue, used = result.jct_s[at], result.queue_s[at], result.gpu_ns[at]
     order = np.lexsort((jct, who))  # nan, unfinished, come last within a tenant
     bounds = np.searchsorted(who[order], np.arange(len(names) + 1))
     everything = float(used.sum()) or 1.0
@@ -309,7 +309,7 @@ def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = Non
 def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False) -> float:
     """Return GPU time held (by these jobs) over GPU time there was; nan where no time passed.
 
-    A job that shares a GPU counts with its share. useful: without time that made no progress.
+    A job that shares a GPU counts with its part. useful: without time that made no progress.
     """
     at = chosen(result, only)
     span = span_ns(result)
@@ -319,7 +319,7 @@ def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False)
     if useful:
         dead = np.divide(result.dead_ns[at], result.held_ns[at], out=np.zeros(len(at)), where=result.held_ns[at] > 0)
         held = held * (1 - dead)
-    return float((held * result.workload.share[at]).sum() / (span * result.gpus))
+    return float(held.sum() / (span * result.gpus))
 
 
 def makespan_s(result: FleetResult, only: Only = None) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.overtime import bins, holding, mean_held
+from foretrace.fleet.overtime import bins, holding, mean_held, own_part
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Int64, codes
 
@@ -75,7 +75,7 @@ def occupancy(result: FleetResult, cluster: ClusterTree) -> tuple[dict[str, Any]
     }
     start, end, job = each.start_ns[segment], each.end_ns[segment], each.job[segment]
     if not said["exact"]:
-        held = width * result.workload.share[job]
+        held = width * own_part(result)[job]
         return said, _packed(group[job], row, start, end, held, np.diff(first).tolist(), len(groups), edges)
     columns = (row, lane, width, (start / SECOND).round(3), (end / SECOND).round(3), group[job], job)
     said["pieces"] = [column.tolist() for column in columns]

@@ -68,15 +68,16 @@ class OverTime:
 
 
 def horizon_ns(result: FleetResult) -> int:
-    """Return the end of what was simulated: where it was stopped, else the last completion, stretch or submission."""
+    """Return the end of what was simulated: where it was stopped, else the last completion, stretch or submission.
+
+    A job that can never run tells no end.
+    """
     if result.stopped_ns is not None:
         return result.stopped_ns
     last = int(result.end_ns.max(initial=0))
     if result.segments is not None:
         last = max(last, int(result.segments.end_ns.max(initial=0)))
-    if not result.finished.all():
-        last = max(last, int(result.workload.submit_ns.max(initial=0)))
-    return last
+    return max(last, int(result.workload.submit_ns[~(result.finished | result.never)].max(initial=0)))
 
 
 def chosen(result: FleetResult, only: Only) -> Int64:
@@ -105,7 +106,7 @@ def lives(result: FleetResult) -> tuple[Int64, Int64]:
 
 def bins(result: FleetResult, count: int = 200) -> Float64:
     """Return edges of so many bins from the first submission to the end of the simulation."""
-    first = float(result.workload.submit_ns.min(initial=0)) if len(result.workload) else 0.0
+    first = float(result.workload.submit_ns.min()) if len(result.workload) else 0.0
     return np.linspace(first, max(float(horizon_ns(result)), first + 1.0), count + 1)
 
 
@@ -125,16 +126,24 @@ def mean_of_steps(time: npt.NDArray[np.int64], delta: Float64, edges: Float64, *
     return mean
 
 
+def own_part(result: FleetResult) -> Float64:
+    """Return (n,) mean part of the GPUs of its stretches that counts as a job's own: 1 where it shares none."""
+    each, n = result.segments, len(result.workload)
+    if each is None:
+        return np.ones(n)
+    held = np.bincount(each.job, each.gpus * (each.end_ns - each.start_ns), minlength=n)
+    return np.divide(result.gpu_ns, held, out=np.ones(n), where=held > 0)
+
+
 def holding(result: FleetResult) -> tuple[Int64, Int64, Int64, Float64, bool]:
-    """Return (job, start_ns, end_ns, GPUs held, exact) of every stretch, a job that shares counting with its share."""
-    share = result.workload.share
+    """Return (job, start_ns, end_ns, GPUs held, exact) of every stretch, of shared GPUs the job's part."""
     each = result.segments
     if each is not None:
-        return each.job, each.start_ns, each.end_ns, each.gpus * share[each.job], True
+        return each.job, each.start_ns, each.end_ns, each.gpus * own_part(result)[each.job], True
     job = np.flatnonzero((result.start_ns >= 0) & (result.held_ns > 0))
     start = result.start_ns[job]
     end = np.maximum(lives(result)[1][job], start + 1)
-    weight = result.gpu_ns[job] / (end - start) * share[job]
+    weight = result.gpu_ns[job] / (end - start)
     return job, start, end, weight, bool((result.held_ns[job] == end - start).all())
 
 
@@ -210,7 +219,7 @@ def _waits(result: FleetResult, gpus: bool) -> tuple[Int64, Int64, Int64, Float6
     can = np.flatnonzero(~result.never)
     begin, end = lives(result)
     job, start, stop, _, exact = holding(result)
-    one = result.workload.gpus.astype(np.float64) if gpus else np.ones(len(result.workload))
+    one = result.workload.gpus * result.workload.share if gpus else np.ones(len(result.workload))
     inside = np.ones(len(job)) if result.segments is not None else result.held_ns[job] / (stop - start)
     return (
         np.concatenate([can, job]),
@@ -303,14 +312,11 @@ def _transitions(result: FleetResult, cluster: ClusterTree) -> tuple[Int64, Int6
         raise ForetraceError(f"the result names GPU {int(gpu.max())}, but cluster {cluster.name!r} has {cluster.gpus}.")
     time = np.concatenate([np.repeat(each.start_ns, counts), np.repeat(each.end_ns, counts)])
     delta = np.repeat(np.array([-1, 1], np.int64), len(each.devices))
-    if (result.workload.share < 1).any():
-        order = np.lexsort((-delta, time, gpu))
-        gpu, time, delta = gpu[order], time[order], delta[order]
-        upto = np.cumsum(delta)  # −k: k jobs on this GPU; every GPU ends at 0, so the sum needs no reset
-        held = upto < 0
-        was = np.concatenate([[False], held[:-1]])
-        keep = held != was
-        gpu, time, delta = gpu[keep], time[keep], np.where(held[keep], -1, 1)
+    order = np.lexsort((-delta, time, gpu))
+    gpu, time, delta = gpu[order], time[order], delta[order]
+    held = np.cumsum(delta) < 0  # −k: k jobs on this GPU; every GPU ends at 0, so the sum needs no reset
+    keep = held != np.concatenate([[False], held[:-1]])
+    gpu, time, delta = gpu[keep], time[keep], np.where(held[keep], -1, 1)
     order = np.argsort(time, kind="stable")
     return gpu[order], time[order], delta[order]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.overtime import Only, chosen, span_ns
+from foretrace.fleet.overtime import Only, chosen, own_part, span_ns
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Float64, codes
 from foretrace.hardware.devices import Device, named
@@ -90,21 +90,20 @@ def bills(result: FleetResult, cluster: ClusterTree | None = None, only: Only = 
     at = chosen(result, only)
     kinds = [""] if cluster is None else list(cluster.types)
     gpus = np.array([result.gpus]) if cluster is None else np.bincount(cluster.gpu_type, minlength=len(kinds))
-    share = result.workload.share
     used: Float64 = np.zeros(len(kinds))
     each = result.segments
     if len(kinds) == 1:
-        used[0] = float((result.gpu_ns[at] * share[at]).sum())
+        used[0] = float(result.gpu_ns[at].sum())
     elif cluster is not None and each is not None and len(each.devices):
         asked = np.zeros(len(result.workload))
-        asked[at] = share[at]
+        asked[at] = own_part(result)[at]
         length = (each.end_ns - each.start_ns) * asked[each.job]
         used[:] = np.bincount(
             cluster.gpu_type[each.devices], np.repeat(length, np.diff(each.offset)), minlength=len(kinds)
         )
     else:  # only what jobs are bound to tells the kind; the rest stands under a kind without a name
         which, names = codes(result.workload.gpu_type[at].tolist())
-        hours = np.bincount(which, result.gpu_ns[at] * share[at], minlength=len(names))
+        hours = np.bincount(which, result.gpu_ns[at], minlength=len(names))
         for name, value in zip(names, hours.tolist(), strict=True):
             if name not in kinds:
                 kinds, gpus, used = [*kinds, name], np.append(gpus, 0), np.append(used, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -133,7 +135,8 @@ class FleetResult:
     without progress (restarts, repeated work); comm_ns: of it beyond what the same progress takes without any
     communication (0 where the speed model does not say); starts: int64 times it began to run;
     preempted: times it lost its GPUs before its end; failed: times a failure stopped it.
-    gpu_ns: (n,) devices × held time. waited_ns: (n, number of causes) waiting by `Cause`; may have no column.
+    gpu_ns: (n,) devices × held time, of shared devices the job's part. waited_ns: (n, number of causes) waiting by
+    `Cause`; may have no column.
     never: (n,) True where the cluster can never hold the job; such jobs are named, not silently dropped.
     """
 
@@ -182,6 +185,42 @@ class FleetResult:
 
     @property
     def utilisation(self) -> float:
-        """GPU time held over GPU time there was, from the first submission to the last completion."""
-        span = self.makespan_s
-        return float(self.gpu_ns.sum() / SECOND / (span * self.gpus)) if span > 0 else float("nan")
+        """GPU time held over GPU time there was, from the first submission to the last completion, or where stopped."""
+        until = int(self.end_ns.max()) if self.stopped_ns is None else self.stopped_ns
+        span = until - int(self.workload.submit_ns.min())
+        return float(self.gpu_ns.sum() / (span * self.gpus)) if span > 0 else float("nan")
+
+
+def per_job(result: FleetResult, only: Int64 | None = None) -> str:
+    """Return CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
+    load, done = result.workload, result.end_ns >= 0
+
+    def seconds(times_ns: Int64) -> list[str]:
+        return [repr(each / 1e9) if each >= 0 else "" for each in times_ns.tolist()]
+
+    def of_done(values: Float64) -> list[str]:
+        return [repr(each) if known else "" for each, known in zip(values.tolist(), done.tolist(), strict=True)]
+
+    columns = {
+        "job": load.job.tolist(),
+        "gpus": load.gpus.tolist(),
+        "submit_s": seconds(load.submit_ns),
+        "start_s": seconds(result.start_ns),
+        "end_s": seconds(result.end_ns),
+        "jct_s": of_done(result.jct_s),
+        "queue_s": of_done(result.queue_s),
+        "held_s": seconds(result.held_ns),
+        "dead_s": seconds(result.dead_ns),
+        "starts": result.starts.tolist(),
+        "preempted": result.preempted.tolist(),
+        "failed": result.failed.tolist(),
+        "status": np.select(
+            [result.never, done, result.start_ns >= 0], ["never", "done", "running"], "waiting"
+        ).tolist(),
+    }
+    rows = list(zip(*columns.values(), strict=True))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows if only is None else [rows[at] for at in only.tolist()])
+    return out.getvalue()

@@ -19,6 +19,7 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.comparison import jitter
 from foretrace.fleet.policies.packing import TablePairs
 from foretrace.fleet.policies.registry import arguments, words_of
+from foretrace.fleet.policies.slurm_options import tasks_of
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, checkpoint_cost
@@ -144,7 +145,7 @@ def _read(path: str, format: str, salvage: bool, changed: int) -> Workload:
 
 
 def shaped(workload: Workload, spec: Spec) -> Workload:
-    """Return the first `jobs`, denser by `load`, each shifted by up to `jitter_s`."""
+    """Return the first `jobs`, denser by `load`, each shifted by up to `jitter_s`; of an array every task is one."""
     if spec.jobs < 0:
         raise ForetraceError(f"`jobs={spec.jobs}` takes none; give a number above 0, or leave it out for all.")
     if spec.jobs and spec.jobs < len(workload):
@@ -160,7 +161,7 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
         workload = workload.with_columns(submit_ns=denser)
     if not (np.isfinite(spec.jitter_s) and spec.jitter_s >= 0):
         raise ForetraceError(f"`jitter_s={spec.jitter_s:g}` is no time; give seconds from 0 up.")
-    return jitter(workload, spec.seed, spec.jitter_s) if spec.jitter_s else workload
+    return tasks_of(jitter(workload, spec.seed, spec.jitter_s) if spec.jitter_s else workload)
 
 
 def cluster_of(text: str) -> ClusterTree:
@@ -228,8 +229,7 @@ def _table(cluster: ClusterTree, /, *, table: str, reference: str | None = None,
 
 
 def _throughputs(cluster: ClusterTree, /, *, throughputs: str, reference: str = "v100", pairs: bool = False) -> Speeds:
-    read = ThroughputTable.read(throughputs, reference=reference)
-    return TablePairs(table=read) if pairs else read
+    return (TablePairs if pairs else ThroughputTable).read(throughputs, reference=reference)
 
 
 def _goodput(cluster: ClusterTree, /, *, goodput: str, adapt: bool = False) -> Speeds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
 from foretrace.fleet.result import FleetResult, Segments, up_to_now
-from foretrace.fleet.speeds import ProportionalSpeeds, Shape, Speed, Speeds
+from foretrace.fleet.speeds import ROUNDING, ProportionalSpeeds, Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
+from foretrace.fleet.workload import FARTHEST_S, SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
-HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
-MOST_FAILURES = 5_000_000  # drawn ahead; more would be seconds between failures, which nobody runs
+_AT_ONCE = 8  # failures of a unit that are drawn together
+MOST_FAILURES = 5_000_000  # more would be seconds between failures, or jobs that never end between two
 RECORDS = ("nothing", "segments", "devices")
 Bool = npt.NDArray[np.bool_]
 
@@ -44,6 +45,11 @@ class Costs:
     mtbf_h: float = 0.0
     mttr_h: float = 1.0
     failures: tuple[tuple[float, int, float], ...] = ()
+
+    @property
+    def random(self) -> bool:
+        """Whether failures are drawn."""
+        return self.mtbf_h > 0 and not self.failures
 
     def validate(self) -> None:
         """Raise ForetraceError where a cost is negative or not a number."""
@@ -117,11 +123,18 @@ class Engine(ABC):
         self.workload, self.cluster, self.policy, self.record = workload, cluster, policy, record
         elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
         self.speeds = speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds())
+        self.kinds: list[int] = self.speeds.kinds(workload).tolist()
+        self.known: dict[tuple[int, Shape], Speed] = {}
         self.costs = costs or Costs()
         self.facts = prepare(workload, cluster, policy, self.costs)
         self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
-        self.failures = failures(workload, cluster, self.costs, self.facts, seed=seed)
-        self.stopped = False
+        self.seed, self.stopped = seed, False
+        # up to where failures are drawn; further where the simulation comes there
+        alone = (workload.gpus * self.facts.work_ns).sum() / cluster.gpus
+        self.foreseen = (
+            int(workload.submit_ns[-1] + 2 * alone + self.facts.work_ns.max()) if self.costs.random else NEVER
+        )
+        self.failures = failures(cluster, self.costs, self.foreseen, seed=seed)
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Self:
         """Play to this time (inclusive), so many events, or the end. Raises ForetraceError for an impossible wish."""
@@ -129,14 +142,26 @@ class Engine(ABC):
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
 
+    def foresee(self) -> None:
+        """Draw failures for four times as long; those known so far stay. Raises ForetraceError for too many."""
+        self.foreseen *= 4
+        self.failures = failures(self.cluster, self.costs, self.foreseen, seed=self.seed)
+
     def speed(self, job: int, shape: Shape) -> Speed:
-        """Return what the model says of a job alone in a shape; raises ForetraceError where it makes no progress."""
+        """Return what the model says of a job alone in a shape, which it is asked once for each kind of job.
+
+        Raises ForetraceError where it makes no progress.
+        """
+        key = self.kinds[job], shape
+        if key in self.known:
+            return self.known[key]
         found = self.speeds.speed(self.workload, job, shape)
         if not (np.isfinite(found.progress) and found.progress > 0):
             raise ForetraceError(
                 f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
                 f"{shape.gpus} GPUs ({shape}); a speed is above 0."
             )
+        self.known[key] = found
         return found
 
     @abstractmethod
@@ -153,7 +178,7 @@ class Engine(ABC):
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
-        now: int, engine: str, distinct: int, ended: tuple[Int64, Int64, Int64], **known: Any,
+        now: int, engine: str, ended: tuple[Int64, Int64, Int64], **known: Any,
     ) -> FleetResult:  # fmt: skip
         """Return the result, from the books of an engine (`up_to_now`) and what else it knows.
 
@@ -171,7 +196,7 @@ class Engine(ABC):
                 "engine": engine,
                 "speeds": self.speeds.name,
                 "machines_are": self.cluster.levels[waits_ns(self.policy, self.cluster)[1]],
-                "distinct_speeds": distinct,
+                "distinct_speeds": len(self.known),
             },
             stopped_ns=now if self.stopped else None,
         )
@@ -217,7 +242,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
             f"no job belongs to {sorted(unknown)[0]!r}, which has a quota; tenants are {_some(tenants)}."
         )
     quota = np.array([quotas.get(str(each), NEVER) for each in tenants], np.int64)
-    never = (workload.gpus > capacity[demand, -1]) | (workload.gpus > quota[tenant])
+    never = (workload.gpus > capacity[demand, -1]) | (workload.gpus * workload.share > quota[tenant] + ROUNDING)
     restart = costs.restart_ns(workload)
     if policy.preempt_rule == "lease" and (nanoseconds(policy.lease_s) <= restart).any():
         worst = int(np.argmax(restart))
@@ -278,41 +303,40 @@ def tuned_leases(policy: PolicyRules, cluster: ClusterTree) -> tuple[Float64, Fl
     return np.where(above > 0, floors, 0.0), np.where(above == 1, np.ceil(0.8 * most), most)
 
 
-def failures(
-    workload: Workload, cluster: ClusterTree, costs: Costs, facts: Facts, *, seed: int
-) -> tuple[Int64, Int64, Int64]:
+def failures(cluster: ClusterTree, costs: Costs, until_ns: int, *, seed: int) -> tuple[Int64, Int64, Int64]:
     """Return when innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
 
-    Times between failures and to repair are exponential; a broken unit does not break again before its repair.
+    Times between failures and to repair are exponential; a broken unit does not break again before its repair. Drawn
+    are those that begin by `until_ns`; neither a later one nor further units change them.
     """
-    if costs.failures:
+    if not costs.random:
         return _in_order([row for at, unit, back in costs.failures for row in ((at, unit, 0), (back, unit, 1))])
-    if costs.mtbf_h <= 0:
-        empty = np.zeros(0, np.int64)
-        return empty, empty, empty
-    random = np.random.default_rng(seed)
-    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-    horizon = HORIZON * span / SECOND
-    if cluster.units(0) * horizon / (costs.mtbf_h * 3600) > MOST_FAILURES:
+    count, until = cluster.units(0), until_ns / SECOND
+    if until > FARTHEST_S or count * until / (costs.mtbf_h * 3600) > MOST_FAILURES:
         raise ForetraceError(
-            f"with mtbf-h {costs.mtbf_h:g}, machines would break more than {MOST_FAILURES:,} times; give more hours."
+            f"with mtbf-h {costs.mtbf_h:g}, machines break more than {MOST_FAILURES:,} times, or for centuries, before "
+            "all jobs end; give more hours, or let jobs save with checkpoint-s."
         )
-    rows = []
-    for unit in range(cluster.units(0)):
-        at = 0.0
-        while True:
-            at += random.exponential(costs.mtbf_h * 3600)
-            if at > horizon:
-                break
-            back = at + max(random.exponential(costs.mttr_h * 3600), 1e-9)
-            rows += [(at, unit, 0), (back, unit, 1)]
-            at = back
-    return _in_order(rows)
+    rows, repaired = list[Float64](), np.zeros((count, 1))
+    for turn in itertools.count():
+        lasts, takes = (  # a row of each unit, whichever others there are
+            np.random.default_rng([seed, turn, kind]).exponential(hours * 3600, (count, _AT_ONCE)) + 1e-9
+            for kind, hours in enumerate((costs.mtbf_h, costs.mttr_h))
+        )
+        back = repaired + np.cumsum(lasts + takes, axis=1)
+        broken, repaired = back - takes, back[:, -1:]
+        unit, at = np.nonzero(broken <= until)
+        if not len(unit):
+            break
+        for times, up in ((broken, 0), (back, 1)):
+            rows.append(np.stack([times[unit, at], unit, np.full(len(unit), up)], axis=1))
+    return _in_order(np.concatenate([np.zeros((0, 3)), *rows]))
 
 
-def _in_order(rows: Sequence[tuple[float, int, int]]) -> tuple[Int64, Int64, Int64]:
+def _in_order(rows: Sequence[tuple[float, int, int]] | Float64) -> tuple[Int64, Int64, Int64]:
     """Return times (s), units and repairs as columns, by time; what never happens is left out."""
-    columns = np.array([row for row in rows if np.isfinite(row[0])], np.float64).reshape(-1, 3).T
+    columns = np.asarray(rows, np.float64).reshape(-1, 3).T
+    columns = columns[:, np.isfinite(columns[0])]
     times, (units, ups) = nanoseconds(columns[0]), columns[1:].astype(np.int64)
     order = np.lexsort((units, ups, times))
     return times[order], units[order], ups[order]

@@ -78,11 +78,14 @@ class Simulation(Engine):
 
         self.state.s["limit"][0] = events
         while True:
-            why = run(self.state, until)
+            why = run(self.state, min(until, self.foreseen))
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
                 self._make_room()
+            elif why == engine.STOPPED and self.foreseen < until and self.state.s["events"][0] < events:
+                self.foresee()
+                self.state = self.state._replace(fails=_failures(self))
             else:
                 return bool(why == engine.STOPPED)
 
@@ -102,8 +105,11 @@ class Simulation(Engine):
         state.rows[at] = ask[: 4 + levels]
         state.table[at] = (1, speed.progress, speed.communication)
         state.s["filled"][0] += 1
-        if state.s["filled"][0] * 2 > len(state.table):
-            self.state = _rehashed(state)
+        if state.s["filled"][0] * 2 > len(state.table):  # a table twice as large; what is asked again is known
+            state.s["filled"] = 0
+            size = 2 * len(state.table)
+            rows, table = np.zeros((size, state.rows.shape[1]), np.int64), np.zeros(size, state.table.dtype)
+            self.state = state._replace(rows=rows, table=table)
 
     def _make_room(self) -> None:
         state = self.state
@@ -143,34 +149,11 @@ class Simulation(Engine):
             part=self.workload.gpus,
             now=now,
             engine="compiled",
-            distinct=int(state.s["filled"][0]),
             never=self.facts.never,
             ended=(columns, stretches["gpus"] if len(devices) else np.zeros(len(stretches), np.int64), devices),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             events=int(state.s["events"][0]),
         )
-
-
-def _rehashed(state: Any) -> Any:
-    """Return the speed table twice as large, with the same rows."""
-    size = 2 * len(state.table)
-    rows = np.zeros((size, state.rows.shape[1]), np.int64)
-    table = np.zeros(size, state.table.dtype)
-    for at in np.flatnonzero(state.table["filled"]):
-        slot = _slot(state.rows[at], size - 1)
-        while table["filled"][slot]:
-            slot = (slot + 1) & (size - 1)
-        rows[slot], table[slot] = state.rows[at], state.table[at]
-    return state._replace(rows=rows, table=table)
-
-
-def _slot(row: Any, mask: int) -> int:
-    """Return the slot as the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
-    code = 1469598103934665603
-    for each in row.tolist():
-        code = ((code ^ each) * 1099511628211) & (2**64 - 1)
-    signed = code - 2**64 if code >= 2**63 else code
-    return (signed ^ (signed >> 29)) & mask
 
 
 def _state(played: Simulation) -> Any:
@@ -189,7 +172,6 @@ def _state(played: Simulation) -> Any:
     floors, caps = setup.tuned_leases(policy, cluster)
     keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
     index = policy.index or {"service_gpu_s": (), "value": ()}
-    breaks, broken, up = played.failures
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
     return engine.EngineState(
         s=_records(
@@ -203,7 +185,7 @@ def _state(played: Simulation) -> Any:
         ),
         jobs=_records(
             n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
-            kind=played.speeds.kinds(workload), demand=facts.demand, size=facts.size, tenant=facts.tenant,
+            kind=played.kinds, demand=facts.demand, size=facts.size, tenant=facts.tenant,
             restart=facts.restart_ns, estimate=facts.estimate_ns, key=facts.key,
             eager=facts.eager, status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
             head=-1, pos=-1,
@@ -240,11 +222,18 @@ def _state(played: Simulation) -> Any:
         rows=np.zeros((1024, 4 + levels), np.int64),
         table=np.zeros(1024, engine.RATE),
         ask=np.zeros(6 + levels, np.int64),
-        fails=_records(len(breaks), engine.FAILURE, at=breaks, unit=broken, up=up),
+        fails=_failures(played),
         seg=np.zeros(1024 if keep else 0, engine.SEGMENT),
         devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
         log=np.zeros(1024 if track > engine.UNWATCHED else 0, engine.EVENT),
     )  # fmt: skip
+
+
+def _failures(played: Simulation) -> Any:
+    from foretrace.fleet.engine import memory as engine
+
+    times, units, ups = played.failures
+    return _records(len(times), engine.FAILURE, at=times, unit=units, up=ups)
 
 
 def _records(n: int, kind: np.dtype[Any], /, **columns: Any) -> Any:

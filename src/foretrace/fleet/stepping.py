@@ -14,14 +14,12 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.job import RUNNING, WAITING, JobState
 from foretrace.fleet.moment.rules import Rules
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, WAITING, JobState, SteppingState
 from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 __all__ = ["Stepping", "View"]
@@ -48,7 +46,6 @@ class Stepping(Engine):
         self.state = SteppingState(self)
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
-        self._failures = list(zip(*(column.tolist() for column in self.failures), strict=True))
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
@@ -82,6 +79,9 @@ class Stepping(Engine):
                 return False
             if now > until or state.events >= events:
                 return True
+            if now > self.foreseen:
+                self.foresee()
+                continue
             state.now = now
             self._happen()
             self._decide()
@@ -95,8 +95,8 @@ class Stepping(Engine):
             now = min(now, int(self.workload.submit_ns[self._come]))
         # failures, repairs and looks of the policy matter while somebody runs, waits or comes
         busy = now < NEVER or bool(self.state.waiting)
-        if busy and self._failed < len(self._failures):
-            now = min(now, self._failures[self._failed][0])
+        if busy and self._failed < len(self.failures[0]):
+            now = min(now, int(self.failures[0][self._failed]))
         if busy and self._look_at is not None:
             now = min(now, self._look_at)
         return now
@@ -111,7 +111,7 @@ class Stepping(Engine):
                 f"{who} wants to decide again at {self._look_at} ns, which is not later; review gives a time after "
                 "view.now_ns, or None."
             )
-        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self._failures)
+        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self.failures[0])
         self._idle = 0 if ahead or self._look_at is None else self._idle + 1
         if self._idle > _IDLE_REVIEWS:
             raise ForetraceError(
@@ -161,8 +161,9 @@ class Stepping(Engine):
 
     def _break_and_repair(self) -> None:
         state = self.state
-        while self._failed < len(self._failures) and self._failures[self._failed][0] == state.now:
-            _, unit, up = self._failures[self._failed]
+        times, units, ups = self.failures
+        while self._failed < len(times) and times[self._failed] == state.now:
+            unit, up = int(units[self._failed]), bool(ups[self._failed])
             self._failed += 1
             state.events += 1
             for gpu in range(*self.cluster.starts[0][unit : unit + 2].tolist()):
@@ -218,7 +219,7 @@ class Stepping(Engine):
                 break  # nobody passes
             if answer is None:
                 fewest = job.fewest if rules.places else job.wanted
-                if state.used[job.tenant] + state.claim(job, fewest) > state.facts.quota[job.tenant] + ROUNDING:
+                if state.over_quota(job, fewest):
                     answer = Wait(Cause.QUOTA)
                 else:
                     answer = policy.place(self.view, at)
@@ -229,8 +230,8 @@ class Stepping(Engine):
                 rules.started(job)
                 continue
             self._refuse(job, answer)
-            if rules.blocked is None:
-                rules.blocked = job
+            if rules.blocked is None and not (policy.admit_rule == "backfill" and state.over_quota(job, job.wanted)):
+                rules.blocked = job  # where the tenant holds too much, a reservation of GPUs would not help
 
     def _refuse(self, job: JobState, why: Wait) -> None:
         state = self.state
@@ -273,7 +274,7 @@ class Stepping(Engine):
             raise self._error(job.at, f"places it on {len(gpus)} GPUs and it runs on {asks}; give it as many or a Wait")
         if len(set(gpus)) < len(gpus):
             raise self._error(job.at, f"gives it a GPU twice ({sorted(gpus)[:8]}); name each once")
-        if state.used[job.tenant] + state.claim(job, len(gpus)) > state.facts.quota[job.tenant] + ROUNDING:
+        if state.over_quota(job, len(gpus)):
             raise self._error(
                 job.at, f"gives its tenant more than its quota with {len(gpus)} GPUs; see view.quota_left"
             )
@@ -352,7 +353,6 @@ class Stepping(Engine):
             part=jobs["part"],
             now=state.now,
             engine="stepping",
-            distinct=len(state.known),
             never=state.never,
             ended=(
                 np.array([row[:6] for row in rows], np.int64).reshape(-1, 6).T,

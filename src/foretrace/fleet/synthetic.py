@@ -204,7 +204,12 @@ class Generator:
         bounds = np.searchsorted(stratum[order], np.arange(len(strata) + 1))
         for i, each in enumerate(strata):
             mine = order[bounds[i] : bounds[i + 1]]
-            logs[mine] += np.interp(level[mine], levels(each.pool), np.asarray(each.log_s))
+            values = np.asarray(each.log_s)
+            middle = values.mean()
+            # what smoothing adds to the variance is taken off again, or else long jobs would get longer still
+            narrower = float(values.std() / np.hypot(values.std(), each.smooth)) if each.smooth else 1.0
+            drawn = np.interp(level[mine], levels(each.pool), values) + logs[mine]
+            logs[mine] = middle + (drawn - middle) * narrower
         work = np.exp(logs)
         kind = np.array([each.kind for each in strata])[stratum]
         columns = {

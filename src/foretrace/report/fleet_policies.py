@@ -98,7 +98,8 @@ def _compare_headline(found: PolicyComparison) -> str:
     if best == found.baseline:
         rivals = [policy for policy in found.policies if policy not in (best, *figure.tied)]
         tail = f" and {len(rivals)} of {len(found.policies) - 1} others are worse" if found.repetitions > 1 else ""
-        noise = f"; {listed(figure.tied)} differs within noise" if figure.tied and found.repetitions > 1 else ""
+        differ = f"differ{'s' if len(figure.tied) == 1 else ''} within noise"
+        noise = f"; {listed(figure.tied)} {differ}" if figure.tied and found.repetitions > 1 else ""
         return f"{best}, the baseline, has the shortest mean completion time, {long_time(mean.mean)}{tail}{noise}."
     each = figure.against_baseline[best]
     gain = f"{digits(1 / each.ratio)}× faster" if each.ratio < 0.98 else f"{share(1 - each.ratio)} faster"

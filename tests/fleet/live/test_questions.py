@@ -38,6 +38,13 @@ def test_who_runs_has_more_ahead_than_behind_and_ends_at_the_limit(tmp_path: Pat
     assert alone.min() < 330 and alone.max() == 600.0
 
 
+def test_nothing_gains_where_all_start_now(tmp_path: Path) -> None:
+    seen = read_folder(write_queue(tmp_path, job(1), job(2)))
+    rack = questions.ask(seen, past("ann", *[100.0] * 40), draws=40, racks=1).changes[0]
+    assert rack.before_s == rack.after_s < questions.AT_LEAST_S
+    assert (rack.ratio, rack.low, rack.high) == (1.0, 1.0, 1.0)
+
+
 def test_past_jobs_are_read_from_jobcomp_and_sacct(tmp_path: Path) -> None:
     found = read_past(EXAMPLE / "history.txt")
     assert len(found) == 22 and {each.user for each in found} == {"root"} and found[0].account == "ann"

@@ -14,39 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from foretrace.compiled import inner, njit
-from foretrace.fleet.engine import placing, waiting
-from foretrace.fleet.engine.memory import (
-    ALWAYS,
-    BACKFILL,
-    BLOCK,
-    BY_FAIRNESS,
-    BY_LAST,
-    BY_NETWORK,
-    BY_QUEUE,
-    C_BEHIND,
-    C_FULL,
-    C_OUTRANKED,
-    C_QUOTA,
-    C_RESERVED,
-    C_SCATTERED,
-    C_TIMER,
-    C_TYPE,
-    C_UNDECIDED,
-    FINISHED,
-    FUTURE,
-    L_MIGRATE,
-    L_START,
-    LEASE,
-    NEED_ROOM,
-    NEED_SPEED,
-    NEVER,
-    RUNNING,
-    STOPPED,
-    UNWATCHED,
-    WAITING,
-    EngineState,
-    read,
-)
+from foretrace.fleet.engine import memory, placing, waiting
+from foretrace.fleet.engine.memory import EngineState, read
 
 
 @inner
@@ -78,15 +47,22 @@ def _usable(st, j):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _over_quota(st, j):  # type: ignore[no-untyped-def]
+    """Return whether its tenant would hold too much with the job, for which a reservation of GPUs would not help."""
+    tenant = st.tenants[st.jobs[j].tenant]
+    return tenant.used + st.jobs[j].gpus > tenant.quota
+
+
+@inner
 def _try(st, j):  # type: ignore[no-untyped-def]
     """Place the job if its rules allow: 1 placed, 0 it waits, −1 a speed is missing (and nothing changed)."""
     s, job = st.s, st.jobs[j]
-    wanted, tenant, group = job.gpus, st.tenants[job.tenant], st.demands[job.demand]
-    if tenant.used + wanted > tenant.quota:
-        waiting.refuse(st, j, C_QUOTA, 0, 0)
+    wanted, group = job.gpus, st.demands[job.demand]
+    if _over_quota(st, j):
+        waiting.refuse(st, j, memory.C_QUOTA, 0, 0)
         return 0
     if not _usable(st, j):
-        waiting.refuse(st, j, C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else C_FULL, 0, s.free)
+        waiting.refuse(st, j, memory.C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else memory.C_FULL, 0, s.free)
         return 0
     most, opens = placing.widest(st, j)
     group.widest = most
@@ -100,12 +76,12 @@ def _try(st, j):  # type: ignore[no-untyped-def]
             placing.change(st, gpu, -1)
             gpu = st.devs[gpu].nxt
     elif unit < 0:
-        if opens < NEVER:
-            waiting.refuse(st, j, C_TIMER, most, opens)
+        if opens < memory.NEVER:
+            waiting.refuse(st, j, memory.C_TIMER, most, opens)
             if job.pos < 0 or job.when != opens:
                 waiting.schedule(st, j, opens)
         else:
-            waiting.refuse(st, j, C_SCATTERED, most, s.free)
+            waiting.refuse(st, j, memory.C_SCATTERED, most, s.free)
         return 0
     else:
         # the old list must be whole when its stretch is closed, so a job that moves loses it before it takes others
@@ -122,7 +98,7 @@ def _try(st, j):  # type: ignore[no-untyped-def]
         if s.auto == 1:
             placing.remember(st, j, job.level)
         waiting.unschedule(st, j)
-        waiting.note(st, j, L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
+        waiting.note(st, j, memory.L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
     s.wanted -= wanted
     group.waiting -= 1
     placing.go(st, j, row)
@@ -134,48 +110,62 @@ def _running(st):  # type: ignore[no-untyped-def]
     """Put the jobs that run into `order`, and say how many."""
     n = np.int64(0)
     for i in range(st.s.heap):
-        if st.jobs[st.heap[i]].status == RUNNING:
+        if st.jobs[st.heap[i]].status == memory.RUNNING:
             st.order[n] = st.heap[i]
             n += 1
     return n
 
 
 @inner
+def _competes(st, j, kind):  # type: ignore[no-untyped-def]
+    """Return whether a waiting job may use this kind of GPU and fits on no other one by number."""
+    job, root = st.jobs[j], len(st.units) - 2
+    for other in range(st.free.shape[0]):
+        if other != kind and st.allowed[job.demand, other] == 1 and st.free[other, root] >= job.gpus:
+            return False
+    return st.allowed[job.demand, kind] == 1
+
+
+@inner
 def _outrank(st):  # type: ignore[no-untyped-def]
-    """Find who of the running has to make room: those outside of the first in order that fit by number."""
-    s, jobs, order, queue = st.s, st.jobs, st.order, st.queue
-    if s.wanted <= s.free:
+    """Find who of the running has to make room: by kind of GPU, those outside of the first in order that fit by number.
+
+    Whoever is before the whole line keeps its GPUs.
+    """
+    s, jobs, order, queue, kinds = st.s, st.jobs, st.order, st.queue, st.free.shape[0]
+    if kinds == 1 and s.wanted <= s.free:
         return  # by number all fit
-    n = _running(st)
-    budget = s.free
-    behind = np.int64(0)
-    for i in range(n):
-        j = order[i]
-        placing.settle(st, j)
-        waiting.weigh(st, j)
-        if waiting.ahead(jobs, queue[s.head], j):  # whoever is before the whole line keeps its GPUs
-            order[behind] = j
-            behind += 1
-            budget += jobs[j].gpus
-    n = behind
-    waiting.sort(jobs, order, 0, n, st.merged)
-    # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
-    at = s.head
     losers = np.int64(0)
-    for i in range(n):
-        j = order[i]
-        while at < s.tail and budget > 0 and waiting.ahead(jobs, queue[at], j):
-            wanted = jobs[queue[at]].gpus
-            if wanted <= budget:
-                budget -= wanted
-            elif s.admit == BLOCK:
-                budget = 0
-            at += 1
-        if jobs[j].gpus <= budget:
-            budget -= jobs[j].gpus
-        else:
-            order[losers] = j
-            losers += 1
+    for kind in range(kinds):
+        budget = st.free[kind, len(st.units) - 2]
+        behind = losers
+        for i in range(s.heap):
+            j = st.heap[i]
+            if jobs[j].status == memory.RUNNING and st.devs[jobs[j].head].kind == kind:
+                placing.settle(st, j)
+                waiting.weigh(st, j)
+                if waiting.ahead(jobs, queue[s.head], j):
+                    order[behind] = j
+                    behind += 1
+                    budget += jobs[j].gpus
+        waiting.sort(jobs, order, losers, behind, st.merged)
+        # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
+        at = s.head
+        for i in range(losers, behind):
+            j = order[i]
+            while at < s.tail and budget > 0 and waiting.ahead(jobs, queue[at], j):
+                wanted = jobs[queue[at]].gpus
+                if _competes(st, queue[at], kind):
+                    if wanted <= budget:
+                        budget -= wanted
+                    elif s.admit == memory.BLOCK:
+                        budget = 0
+                at += 1
+            if jobs[j].gpus <= budget:
+                budget -= jobs[j].gpus
+            else:
+                order[losers] = j
+                losers += 1
     for i in range(losers):
         _release_reclaimable(st, order[i])
 
@@ -192,37 +182,51 @@ def _release_reclaimable(st, j):  # type: ignore[no-untyped-def]
     while gpu >= 0:
         st.devs[gpu].reclaimer = j
         gpu = st.devs[gpu].nxt
-    if st.s.preempt == LEASE:
+    if st.s.preempt == memory.LEASE:
         job.last = st.s.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
-    waiting.wait(st, j, C_OUTRANKED)
+    waiting.wait(st, j, memory.C_OUTRANKED)
 
 
 @inner
-def _reserve(st, wanted):  # type: ignore[no-untyped-def]
-    """Find when by stated run times so many GPUs will be free, and how many more then."""
-    s, order = st.s, st.order
+def _reserve(st, j):  # type: ignore[no-untyped-def]
+    """Find when by stated run times a kind of GPU has enough free ones for the job, which kind, and how many more."""
+    s, order, blocked, root = st.s, st.order, st.jobs[j], len(st.units) - 2
     n = _running(st)
     for i in range(n):
         job = st.jobs[order[i]]
         job.k1 = max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(s.now))
         job.k2 = 0.0
     waiting.sort(st.jobs, order, 0, n, st.merged)
-    s.shadow = NEVER
+    s.shadow = memory.NEVER
     s.spare = 0
-    free = s.free
-    for i in range(n):
-        free += st.jobs[order[i]].gpus
-        if free >= wanted:
-            s.shadow = np.int64(np.ceil(st.jobs[order[i]].k1))
-            s.spare = free - wanted
-            return
+    for kind in range(st.free.shape[0]):
+        if st.allowed[blocked.demand, kind] == 0:
+            continue
+        free = st.free[kind, root]
+        for i in range(n):
+            job = st.jobs[order[i]]
+            if st.devs[job.head].kind == kind:
+                free += job.gpus
+                if free >= blocked.gpus:
+                    if job.k1 < s.shadow:
+                        s.shadow = np.int64(np.ceil(job.k1))
+                        s.spare = free - blocked.gpus
+                        s.reserved = kind
+                    break
+
+
+@inner
+def _delays(st, j):  # type: ignore[no-untyped-def]
+    """Return whether the job may take GPUs of the reserved kind, and would still run when they are needed."""
+    s, job = st.s, st.jobs[j]
+    return s.now + job.estimate > s.shadow and st.allowed[job.demand, s.reserved] == 1
 
 
 @inner
 def _line_up(st):  # type: ignore[no-untyped-def]
     """Prepare a pass before the first job is looked at."""
     s, queue = st.s, st.queue
-    if s.order == BY_FAIRNESS:
+    if s.order == memory.BY_FAIRNESS:
         # the worst treated part first, largest first among them; then all others
         front = np.int64(np.ceil(s.share * (s.tail - s.head) / 1e6))
         if front > 1:
@@ -236,7 +240,7 @@ def _line_up(st):  # type: ignore[no-untyped-def]
         st.demands[i].unfit = -1
     s.at = s.head
     s.kept = 0
-    s.shadow = NEVER
+    s.shadow = memory.NEVER
     s.spare = 0
     s.blocked = 0
 
@@ -254,22 +258,24 @@ def _open(st):  # type: ignore[no-untyped-def]
 @inner
 def _pass(st):  # type: ignore[no-untyped-def]
     """Offer what is free to the waiting in their order; False where a speed is missing, and it continues from there."""
-    s, jobs, order = st.s, st.jobs, st.order
+    s, jobs, queue = st.s, st.jobs, st.queue
     changed = True
     while s.at < s.tail:
         # jobs alike fare alike in one decision where `final` says so
         if s.free == 0 or (s.final == 1 and changed and not _open(st)):
             break
         changed = False
-        j = st.queue[s.at]
+        j = queue[s.at]
         job, group = jobs[j], st.demands[jobs[j].demand]
         placed = 0
         if job.gpus > s.free:
-            waiting.refuse(st, j, C_FULL, 0, s.free)
+            waiting.refuse(st, j, memory.C_FULL, 0, s.free)
         elif group.unfit >= 0:
-            waiting.refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
-        elif s.blocked == 1 and not (s.now + job.estimate <= s.shadow or job.gpus <= s.spare):
-            waiting.refuse(st, j, C_RESERVED, 0, 0)
+            waiting.refuse(
+                st, j, group.unfit, group.widest if group.unfit == memory.C_SCATTERED else np.int64(0), s.free
+            )
+        elif _delays(st, j) and job.gpus > s.spare:
+            waiting.refuse(st, j, memory.C_RESERVED, 0, 0)
         else:
             placed = _try(st, j)
             if placed < 0:
@@ -278,24 +284,26 @@ def _pass(st):  # type: ignore[no-untyped-def]
                 if s.final == 1:
                     group.unfit = job.cause
                     changed = True
-            elif s.blocked == 1 and s.now + job.estimate > s.shadow:
+            elif _delays(st, j) and st.devs[job.head].kind == s.reserved:
                 s.spare -= job.gpus
         s.at += 1
         if placed == 1:
             changed = True
             continue
-        if s.admit == BACKFILL and s.blocked == 0:
+        if s.admit == memory.BACKFILL and s.blocked == 0 and not _over_quota(st, j):
             s.blocked = 1
-            _reserve(st, job.gpus)  # writes over the list of those who were kept; this is the first of them
-        order[s.kept] = j
+            _reserve(st, j)
+        queue[s.head + s.kept] = j
         s.kept += 1
-        if s.admit == BLOCK:
+        if s.admit == memory.BLOCK:
             break
-    if s.admit == BLOCK and s.kept == 0 and s.at < s.tail:  # the first in line was not looked at: nothing is free
-        waiting.refuse(st, st.queue[s.at], C_FULL, 0, s.free)
+    if (
+        s.admit == memory.BLOCK and s.kept == 0 and s.at < s.tail
+    ):  # the first in line was not looked at: nothing is free
+        waiting.refuse(st, queue[s.at], memory.C_FULL, 0, s.free)
+    for i in range(s.kept - 1, -1, -1):  # those who were kept stand before those who were not looked at
+        queue[s.at - s.kept + i] = queue[s.head + i]
     s.head = s.at - s.kept
-    for i in range(s.kept):
-        st.queue[s.head + i] = order[i]
     return True
 
 
@@ -339,7 +347,7 @@ def _tighten(st):  # type: ignore[no-untyped-def]
             job.head, job.level = taken, tight
             job.cause_since = s.now
             placing.go(st, j, row)
-            waiting.note(st, j, L_MIGRATE, tight, old_level)
+            waiting.note(st, j, memory.L_MIGRATE, tight, old_level)
         else:
             placing.untake(st, taken)
             if row < 0:
@@ -354,15 +362,15 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
     for i in range(s.fresh):
         j = st.newly[i]
         job = st.jobs[j]
-        if job.status != WAITING:
+        if job.status != memory.WAITING:
             continue
         if job.reclaims == 1:
             placing.lose(st, j)
-        if job.cause == C_UNDECIDED and s.now == job.cause_since:
-            if s.admit == BLOCK:
-                waiting.refuse(st, j, C_BEHIND, 0, 0)
+        if job.cause == memory.C_UNDECIDED and s.now == job.cause_since:
+            if s.admit == memory.BLOCK:
+                waiting.refuse(st, j, memory.C_BEHIND, 0, 0)
             else:
-                waiting.refuse(st, j, C_FULL, 0, s.free)
+                waiting.refuse(st, j, memory.C_FULL, 0, s.free)
 
 
 @inner
@@ -372,10 +380,12 @@ def _decide(st):  # type: ignore[no-untyped-def]
     if s.pending == 1:
         s.resume = -1
         if s.tail > s.head:
-            if s.order == BY_FAIRNESS or (s.stale == 1 and (s.order == BY_LAST or s.order == BY_NETWORK)):
+            if s.order == memory.BY_FAIRNESS or (
+                s.stale == 1 and (s.order == memory.BY_LAST or s.order == memory.BY_NETWORK)
+            ):
                 waiting.resort(st)
             s.stale = 0
-            if s.preempt == ALWAYS:
+            if s.preempt == memory.ALWAYS:
                 _outrank(st)
             _line_up(st)
             s.pending = 2
@@ -400,17 +410,17 @@ def _happen(st):  # type: ignore[no-untyped-def]
         job = jobs[j]
         waiting.unschedule(st, j)
         s.events += 1
-        if job.status != RUNNING:
+        if job.status != memory.RUNNING:
             continue  # a timer of a waiting job: the decision below looks at it again
         placing.settle(st, j)
         if job.finish_at == s.now:
             placing.finish(st, j)
             continue
-        if s.order == BY_QUEUE and job.band < len(st.thresholds):
+        if s.order == memory.BY_QUEUE and job.band < len(st.thresholds):
             # half a nanosecond of service: the event was scheduled at a whole one
             if job.gpu_ns >= st.thresholds[job.band] - 0.5 * job.gpus:
                 job.band += 1
-        if s.preempt == LEASE and job.lease_end == s.now:
+        if s.preempt == memory.LEASE and job.lease_end == s.now:
             order[expired] = j
             expired += 1
         else:
@@ -434,13 +444,13 @@ def _happen(st):  # type: ignore[no-untyped-def]
         j = s.next
         s.next += 1
         s.events += 1
-        if jobs[j].status == FUTURE:
+        if jobs[j].status == memory.FUTURE:
             jobs[j].last = s.now
-            waiting.wait(st, j, C_UNDECIDED)
+            waiting.wait(st, j, memory.C_UNDECIDED)
     bidding = s.tail > s.head
     for i in range(expired):
         j = order[i]
-        if jobs[j].status != RUNNING:
+        if jobs[j].status != memory.RUNNING:
             continue
         if bidding:
             _release_reclaimable(st, j)
@@ -451,9 +461,9 @@ def _happen(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _next(st):  # type: ignore[no-untyped-def]
-    """Return when the next event is due; NEVER where there is none."""
+    """Return when the next event is due; memory.NEVER where there is none."""
     s = st.s
-    now = NEVER
+    now = memory.NEVER
     if s.heap > 0:
         now = st.jobs[st.heap[0]].when
     if s.next < len(st.jobs):
@@ -477,7 +487,7 @@ def _room(st, now):  # type: ignore[no-untyped-def]
     return not (
         (s.keep > 0 and s.segments + 2 * active + 8 > len(st.seg))
         or (s.keep > 1 and s.devices + 2 * len(st.devs) > len(st.devices))
-        or (s.track > UNWATCHED and s.log + 6 * active + 3 * coming + 64 > len(st.log))
+        or (s.track > memory.UNWATCHED and s.log + 6 * active + 3 * coming + 64 > len(st.log))
         or (s.auto == 1 and s.samples + active + coming + 8 > len(st.samples))
     )
 
@@ -489,17 +499,17 @@ def _run(table, until):  # type: ignore[no-untyped-def]
     while True:
         if s.pending == 0:
             now = _next(st)
-            if now == NEVER:
-                return FINISHED
+            if now == memory.NEVER:
+                return memory.FINISHED
             if now > until or s.events >= s.limit:
-                return STOPPED
+                return memory.STOPPED
             if not _room(st, now):
-                return NEED_ROOM
+                return memory.NEED_ROOM
             s.now = now
             _happen(st)
             s.pending = 1
         if not _decide(st):
-            return NEED_SPEED
+            return memory.NEED_SPEED
         s.pending = 0
 
 

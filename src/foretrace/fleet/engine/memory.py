@@ -48,7 +48,7 @@ def _record(integers: str, floats: str = "") -> np.dtype[Any]:
 NUMBERS = _record(
     "now next heap head tail pending free segments devices log events next_failure order admit preempt lease machine "
     "auto history samples timers migrate track keep checkpoint share filled fresh first_cost limit wanted at kept "
-    "blocked shadow spare stale resume final"
+    "blocked shadow spare reserved stale resume final"
 )
 # What a job is (asked for) and how it stands. Times in ns; `work`, `remaining` ns at speed 1; `gpu_ns` is service had.
 # demand: class of (GPUs, kinds allowed); size: class of GPUs alone, for the tuner; eager: no delay timer holds it;

@@ -7,18 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretrace.compiled import inner
-from foretrace.fleet.engine.memory import (
-    ALWAYS,
-    BY_QUEUE,
-    C_UNDECIDED,
-    DONE,
-    L_FAIL,
-    L_FINISH,
-    L_PREEMPT,
-    LEASE,
-    NEVER,
-    RUNNING,
-)
+from foretrace.fleet.engine import memory
 from foretrace.fleet.engine.waiting import note, schedule, unschedule, wait
 
 
@@ -66,12 +55,12 @@ def lose(st, j):  # type: ignore[no-untyped-def]
         if st.devs[gpu].reclaimer == j:
             st.devs[gpu].reclaimer = -1  # else it would lose its next GPUs when somebody takes these
         gpu = st.devs[gpu].nxt
-    if st.s.preempt == ALWAYS:
+    if st.s.preempt == memory.ALWAYS:
         st.s.stale = 1  # it stands in line as of when it held them
     job.reclaims = 0
     job.preempted += 1
     job.last = st.s.now
-    note(st, j, L_PREEMPT, job.gpus, 0)
+    note(st, j, memory.L_PREEMPT, job.gpus, 0)
 
 
 @inner
@@ -108,7 +97,7 @@ def release(st, j):  # type: ignore[no-untyped-def]
 def best(st, kind, level, wanted):  # type: ignore[no-untyped-def]
     """Return the unit with the fewest free GPUs that are enough; the first of several."""
     found = np.int64(-1)
-    least = NEVER
+    least = memory.NEVER
     free = st.free
     for unit in range(st.levels[level].at, st.levels[level + 1].at):
         have = free[kind, unit]
@@ -130,7 +119,7 @@ def fill(st, j, kind, level, unit):  # type: ignore[no-untyped-def]
         most = np.int64(-1)
         while level > 0:
             fits = np.int64(-1)
-            least = NEVER
+            least = memory.NEVER
             most = np.int64(-1)
             top = np.int64(0)
             for child in range(units[unit].child, units[unit + 1].child):
@@ -235,9 +224,9 @@ def review(st, j):  # type: ignore[no-untyped-def]
     """Set when the engine has to look at a running job again."""
     job, s = st.jobs[j], st.s
     at = job.finish_at
-    if s.preempt == LEASE:
+    if s.preempt == memory.LEASE:
         at = min(at, job.lease_end)
-    if s.order == BY_QUEUE and job.band < len(st.thresholds):
+    if s.order == memory.BY_QUEUE and job.band < len(st.thresholds):
         left = st.thresholds[job.band] - job.gpu_ns
         at = min(at, job.mark + max(np.int64(np.ceil(left / job.gpus)), np.int64(1)))
     schedule(st, j, at)
@@ -248,11 +237,11 @@ def go(st, j, row):  # type: ignore[no-untyped-def]
     """Start the job on its GPUs; `row` of the speed table says how fast (−1: those of a moment ago)."""
     job, s = st.jobs[j], st.s
     now = s.now
-    job.status = RUNNING
+    job.status = memory.RUNNING
     st.tenants[job.tenant].used += job.gpus
     st.waited[j, job.cause] += now - job.cause_since
     job.mark = now
-    if s.preempt == LEASE:
+    if s.preempt == memory.LEASE:
         job.lease_end = now + s.lease
     if row < 0:
         job.reclaims = 0
@@ -277,11 +266,11 @@ def finish(st, j):  # type: ignore[no-untyped-def]
     """End the job: all its work is done."""
     job = st.jobs[j]
     job.remaining = 0.0
-    job.status = DONE
+    job.status = memory.DONE
     job.ended = st.s.now
     close(st, j)
     release(st, j)
-    note(st, j, L_FINISH, 0, 0)
+    note(st, j, memory.L_FINISH, 0, 0)
 
 
 @inner
@@ -299,14 +288,14 @@ def fail(st, j):  # type: ignore[no-untyped-def]
     release(st, j)
     unschedule(st, j)
     job.last = s.now
-    note(st, j, L_FAIL, lost, 0)
-    wait(st, j, C_UNDECIDED)
+    note(st, j, memory.L_FAIL, lost, 0)
+    wait(st, j, memory.C_UNDECIDED)
 
 
 # ---------------------------------------------------------------- delay timers and their tuner
 @inner
 def _patience(st, j, level):  # type: ignore[no-untyped-def]
-    """Return how long the job has to wait before it may spread over a unit of this level (ns; NEVER)."""
+    """Return how long the job has to wait before it may spread over a unit of this level (ns; memory.NEVER)."""
     s, bounds = st.s, st.levels[level]
     if s.auto == 0:
         return bounds.wait
@@ -363,13 +352,13 @@ def widest(st, j):  # type: ignore[no-untyped-def]
     """Return the widest level that the job may spread over now, and when the next wider one opens."""
     job, s, levels = st.jobs[j], st.s, len(st.levels) - 1
     widest_ = s.machine
-    opens = NEVER
+    opens = memory.NEVER
     for level in range(s.machine + 1, levels):
         if job.gpus > st.capacity[job.demand, level - 1] or job.eager == 1:
             widest_ = level
             continue
         patience = _patience(st, j, level)
-        if patience < NEVER:
+        if patience < memory.NEVER:
             if s.now - job.last >= patience:
                 widest_ = level
             else:

@@ -6,16 +6,7 @@
 from __future__ import annotations
 
 from foretrace.compiled import inner
-from foretrace.fleet.engine.memory import (
-    BY_KEY,
-    BY_LAST,
-    BY_NETWORK,
-    BY_QUEUE,
-    BY_REMAINING,
-    BY_SERVICE,
-    L_WAIT,
-    WAITING,
-)
+from foretrace.fleet.engine import memory
 
 
 # ---------------------------------------------------------------- heap of jobs by (when, job)
@@ -132,21 +123,21 @@ def weigh(st, j):  # type: ignore[no-untyped-def]
     job, rule = st.jobs[j], st.s.order
     a = 0.0
     b = 0.0
-    if rule == BY_KEY:
+    if rule == memory.BY_KEY:
         a = job.key
-    elif rule == BY_REMAINING:
+    elif rule == memory.BY_REMAINING:
         a = job.remaining
-    elif rule == BY_SERVICE:
+    elif rule == memory.BY_SERVICE:
         a = job.gpu_ns
-    elif rule == BY_QUEUE:
+    elif rule == memory.BY_QUEUE:
         a = float(job.band)
         if len(st.index) > 0 and job.band < len(st.thresholds):
             b = -_value(st.index, job.gpu_ns)
-    elif rule == BY_NETWORK:
+    elif rule == memory.BY_NETWORK:
         # W / (R / ideal): the share of the work that is done over the share of the ideal time that it took
         a = (1.0 - job.remaining / job.work) / (job.held / job.work) if job.held > 0 else 0.0
         b = float(job.last)
-    elif rule == BY_LAST:
+    elif rule == memory.BY_LAST:
         a = float(job.last)
     else:
         a = -(st.s.now - job.submit + job.remaining) / job.work
@@ -193,7 +184,7 @@ def resort(st):  # type: ignore[no-untyped-def]
 def wait(st, j, cause):  # type: ignore[no-untyped-def]
     """Make the job a waiting one."""
     job, s = st.jobs[j], st.s
-    job.status = WAITING
+    job.status = memory.WAITING
     st.newly[s.fresh] = j
     s.fresh += 1
     s.wanted += job.gpus
@@ -227,4 +218,4 @@ def refuse(st, j, cause, a, b):  # type: ignore[no-untyped-def]
         st.waited[j, job.cause] += now - job.cause_since
         job.cause_since = now
         job.cause = cause
-        note(st, j, L_WAIT, cause * 1_000_000 + a, b)
+        note(st, j, memory.L_WAIT, cause * 1_000_000 + a, b)

@@ -88,11 +88,12 @@ def _ask(
     queue: str | None, **said: Any,
 ) -> Ask:  # fmt: skip
     job, gpus = str(workload.job[at]), int(workload.gpus[at])
-    kinds = [kind for kind in str(workload.gpu_type[at]).split("|") if kind]
-    usable = np.isin(cluster.gpu_type, [code for code, kind in enumerate(cluster.types) if not kinds or kind in kinds])
-    largest = [int(cluster.counts(each, usable).max()) for each in range(len(cluster.levels))]
+    asked = str(workload.gpu_type[at])
+    usable = np.flatnonzero(cluster.usable(asked))
+    kinds = [cluster.types[each] for each in usable] if asked.strip("| ") else []
+    largest = cluster.largest()[usable].max(axis=0, initial=0).tolist()
     if (result is not None and result.never[at]) or gpus > largest[-1]:
-        of = f" of kind {' or '.join(kinds)}" if kinds else ""
+        of = f" of kind {' or '.join(filter(None, asked.split('|')))}" if asked else ""
         raise ForetraceError(
             f"cluster {cluster.name!r} can never hold the {gpus} GPUs{of} of job {job!r}; ask for fewer."
         )

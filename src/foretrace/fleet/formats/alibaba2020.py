@@ -24,7 +24,7 @@ from foretrace.fleet.formats.jobs import (
     placed,
     table_notes,
 )  # fmt: skip
-from foretrace.fleet.formats.source import Source, load, split_line, table
+from foretrace.fleet.formats.source import Source, load, table
 
 TASKS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
@@ -36,8 +36,8 @@ STATES = {"Running", "Terminated", "Failed", "Waiting", "Interrupted"}
 
 def matches(source: Source) -> bool:
     """Return whether the first line has ten or six columns with a PAI state in the fourth, or their header."""
-    cells = split_line(source.first, ",") or []
-    return tuple(cells) in (TASKS, JOBS) or (len(cells) in (len(TASKS), len(JOBS)) and cells[3] in STATES)
+    cells = source.header
+    return cells in (TASKS, JOBS) or (len(cells) in (len(TASKS), len(JOBS)) and cells[3] in STATES)
 
 
 def rows(source: Source, *, jobs: str | Path | None = None, bind_types: bool = False) -> LogRows:
@@ -47,11 +47,9 @@ def rows(source: Source, *, jobs: str | Path | None = None, bind_types: bool = F
     bind_types: take the kind of GPU a job was given for the only kind it may use; else it stands in
     `details["given_type"]` alone.
     """
-    first = split_line(source.first, ",") or []
-    if len(first) == len(JOBS):
+    if len(source.header) == len(JOBS):
         raise source.fail("tells no GPUs; name pai_task_table and give this file as the option jobs.")
-    headed = tuple(first) == TASKS
-    taken = table(source, header=headed)
+    taken = table(source, header=source.header == TASKS)
     known = _jobs(Path(jobs)) if jobs is not None else {}
     parts: dict[str, tuple[str, Row]] = {}
 
@@ -134,8 +132,7 @@ def rows(source: Source, *, jobs: str | Path | None = None, bind_types: bool = F
 def _jobs(path: Path) -> dict[str, tuple[float, str]]:
     """Return submission and user by job name; raises ForetraceError where a line is not of the job table."""
     source = load(path)
-    first = split_line(source.first, ",") or []
-    taken = table(source, header=tuple(first) == JOBS)
+    taken = table(source, header=source.header == JOBS)
     known = {}
     for number, found in taken.rows:
         try:

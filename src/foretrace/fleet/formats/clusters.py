@@ -10,7 +10,7 @@ from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import MOST_PER_NODE, ClusterNode, ClusterTree, load_cluster, tree
 from foretrace.fleet.formats import slurm_cluster
-from foretrace.fleet.formats.jobs import Bad, cut, name_of, whole, with_columns
+from foretrace.fleet.formats.jobs import Bad, cut, every_row, name_of, whole, with_columns
 from foretrace.fleet.formats.kubernetes import RESOURCES, TYPE_LABELS, gpus_in, inside, kind_of, objects
 from foretrace.fleet.formats.source import Source, load, table
 
@@ -106,14 +106,11 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
 
 def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
     """Read a cluster from num_switch, num_node_p_switch, num_gpu_p_node in one row."""
-    taken = table(source)
-    at = with_columns(source, taken, ("num_switch", "num_node_p_switch", "num_gpu_p_node"))
-    rows = list(taken.rows)
+    rows = list(every_row(source))
     if len(rows) != 1:
         raise source.fail(f"has {len(rows)} rows where one describes the cluster; leave one.")
     try:
-        row = cut(rows[0][1], len(taken.header))
-        counts = [whole(row[at[key]], key) for key in at]
+        counts = [whole(rows[0][1][key], key) for key in ("num_switch", "num_node_p_switch", "num_gpu_p_node")]
     except Bad as why:
         raise source.fail(f"line {rows[0][0]} cannot be read ({why}); correct it.") from None
     if min(counts) < 1 or counts[0] * counts[1] > 1_000_000 or counts[2] > MOST_PER_NODE:

@@ -378,6 +378,21 @@ def table_rows(
     return LogRows(rows=placed(taken.rows), parse=row, notes=told, **how)
 
 
+def every_row(source: Source, columns: Sequence[str] = ()) -> Iterable[tuple[int, dict[str, str]]]:
+    """Yield (line, cells by column) of a table of which every row counts, blanks around the cells left out.
+
+    Raises ForetraceError where one of these columns is missing, or a row cannot be cut.
+    """
+    taken = table(source)
+    with_columns(source, taken, columns)
+    for line, cells in taken.rows:
+        try:
+            row = cut(cells, len(taken.header))
+        except Bad as why:
+            raise source.fail(f"line {line}: {why}; correct that line.") from None
+        yield line, dict(zip(taken.header, map(str.strip, row), strict=True))
+
+
 def cut(cells: list[str] | None, width: int) -> list[str]:
     """Return the cells of a row; raises Bad where there are not exactly `width`."""
     if cells is None:

@@ -231,7 +231,7 @@ def _operated(change: str, here: PlayedQueue, there: PlayedQueue) -> ClusterChan
     mine, theirs = (
         np.minimum(each.starts[:, [each.at[job] for job in both]], HORIZON_S).mean(axis=1) for each in (here, there)
     )
-    ratio = theirs / np.maximum(mine, 1e-9)
+    ratio = np.maximum(theirs, AT_LEAST_S) / np.maximum(mine, AT_LEAST_S)  # 1 where all start at once as it is
     low, high = np.percentile(ratio, [LOW, HIGH])
     return ClusterChange(
         change=change, before_s=float(np.median(mine)), after_s=float(np.median(theirs)), ratio=float(np.median(ratio)),

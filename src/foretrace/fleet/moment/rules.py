@@ -13,8 +13,7 @@ from itertools import product
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
-from foretrace.fleet.moment.job import RUNNING, JobState
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, JobState, SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
@@ -40,6 +39,7 @@ class Rules:
         """Begin a new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
         self.blocked: JobState | None = None
         self.shadow: int | None = None  # when the first in line can start by stated run times
+        self.reserved = 0  # on which kind of GPU
         self.tried = 0  # the widest level that the last job was tried at
         self.spare = 0.0  # GPUs that are free even then
         self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
@@ -85,29 +85,36 @@ class Rules:
         return line
 
     def outranked(self) -> list[int]:
-        """Return running jobs that have to make room: those outside of the first in order that fit by number."""
-        state = self.state
-        if self.policy.preempt_rule != "always" or state.wanting <= state.free_gpus or not state.running:
+        """Return running jobs that have to make room: by kind of GPU, those outside of the first that fit by number."""
+        state, kinds, losers = self.state, len(self.state.free), list[int]()
+        fit = kinds == 1 and state.wanting <= state.free_gpus
+        if self.policy.preempt_rule != "always" or fit or not state.running:
             return []
         for at in state.running:
             state.settle(state.jobs[at])
-        line = sorted(self.key(state.jobs[at]) for at in state.waiting)
-        running = sorted(self.key(state.jobs[at]) for at in state.running)
-        if running[-1] < line[0]:
-            return []
-        left = state.free_gpus + sum(state.claim(state.jobs[at], len(state.jobs[at].gpus)) for _, _, at in running)
-        losers = []
-        for _, _, at in sorted(line + running):
-            job = state.jobs[at]
-            runs = job.status == RUNNING
-            wanted = state.claim(job, len(job.gpus) if runs else job.wanted)
-            if wanted <= left:
-                left -= wanted
-            elif runs:
-                losers.append(at)
-            elif self.policy.admit_rule == "block":
-                left = 0
+        line = [self.key(state.jobs[at]) for at in state.waiting]
+        for kind in range(kinds):
+            running = [at for at in state.running if state.kind_of[state.jobs[at].gpus[0]] == kind]
+            left = state.free[kind] + sum(state.claim(state.jobs[at], len(state.jobs[at].gpus)) for at in running)
+            rivals = [each for each in line if self._competes(state.jobs[each[2]], kind)]
+            for _, _, at in sorted(rivals + [self.key(state.jobs[at]) for at in running]):
+                job = state.jobs[at]
+                runs = job.status == RUNNING
+                wanted = state.claim(job, len(job.gpus) if runs else job.wanted)
+                if wanted <= left:
+                    left -= wanted
+                elif runs:
+                    losers.append(at)
+                elif self.policy.admit_rule == "block":
+                    left = 0
         return losers
+
+    def _competes(self, job: JobState, kind: int) -> bool:
+        """Return whether a waiting job may use this kind of GPU and fits on no other one by number."""
+        may, free = self.state.allowed[job.demand], self.state.free
+        return may[kind] and not any(
+            may[other] and free[other] >= job.wanted for other in range(len(free)) if other != kind
+        )
 
     # ---- admission
     def admitted(self, job: JobState) -> Wait | None:
@@ -123,10 +130,8 @@ class Rules:
         if self.blocked is None or rule == "skip":
             return None
         if self.shadow is None:
-            self.shadow, self.spare = self._reservation(self.blocked.wanted)
-        if state.now + job.estimate <= float(self.shadow) or job.wanted <= self.spare:
-            return None
-        return Wait(Cause.RESERVED)
+            self._reserve(self.blocked)
+        return Wait(Cause.RESERVED) if self._delays(job) and job.wanted > self.spare else None
 
     def line_up(self) -> None:
         """Prepare a decision before the first waiting job is looked at."""
@@ -149,22 +154,34 @@ class Rules:
     def started(self, job: JobState) -> None:
         """Note that a job was placed, and what it takes of a reservation while another one is blocked."""
         self.line[job.demand] -= 1
-        if self.shadow is not None and self.state.now + job.estimate > float(self.shadow):
+        if self._delays(job) and self.state.kind_of[job.gpus[0]] == self.reserved:
             self.spare -= job.wanted
 
-    def _reservation(self, wanted: int) -> tuple[int, float]:
-        """Return when by stated run times so many GPUs will be free, and how many more then."""
+    def _delays(self, job: JobState) -> bool:
+        """Return whether a job may take GPUs of the reserved kind, and would still run when they are needed."""
+        late = self.shadow is not None and self.state.now + job.estimate > float(self.shadow)
+        return late and bool(self.state.allowed[job.demand][self.reserved])
+
+    def _reserve(self, blocked: JobState) -> None:
+        """Find when by stated run times a kind of GPU has enough for a job, which kind, and how many are left then."""
         state = self.state
+        self.shadow, self.spare = NEVER, 0.0
         ends = []
-        for at in sorted(state.running):
+        for at in state.running:
             job = state.jobs[at]
             ends.append((max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(state.now)), at))
-        free: float = state.free_gpus
-        for end, at in sorted(ends):
-            free += state.claim(state.jobs[at], len(state.jobs[at].gpus))
-            if free >= wanted:
-                return ceil(end), free - wanted
-        return NEVER, 0
+        ends.sort()
+        for kind in (kind for kind, may in enumerate(state.allowed[blocked.demand]) if may):
+            free: float = state.free[kind]
+            for end, at in ends:
+                if end >= self.shadow:
+                    break
+                job = state.jobs[at]
+                if state.kind_of[job.gpus[0]] == kind:
+                    free += state.claim(job, len(job.gpus))
+                    if free >= blocked.wanted:
+                        self.shadow, self.spare, self.reserved = ceil(end), free - blocked.wanted, kind
+                        break
 
     # ---- placement
     def placed(self, job: JobState) -> list[int] | Wait:

@@ -6,18 +6,70 @@ speed 1. Nothing here decides; `rules` and policies do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.moment.job import DONE, RUNNING, WAITING, JobState
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds import ROUNDING, Shape, Speed
+from foretrace.fleet.speeds import ROUNDING, Shape
 from foretrace.fleet.workload import SECOND, nanoseconds
+
+FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
+
+
+@dataclass(slots=True, eq=False)
+class JobState:
+    """One job. `gpus` it holds, or has released in this decision where it `reclaims` them unless others take them."""
+
+    at: int  # position in the workload
+    wanted: int  # GPUs asked for
+    fewest: int
+    most: int
+    share: float
+    submit: int
+    work: float
+    remaining: float
+    estimate: float
+    key: float
+    restart: int
+    demand: int  # class of (GPUs, kinds allowed)
+    size: int  # class of GPUs alone
+    tenant: int
+    eager: bool
+    status: str = FUTURE
+    gpus: list[int] = field(default_factory=list)
+    level: int = 0  # of the smallest unit around them, 0 the innermost units
+    part: float = 0  # devices that count as its own: all of them where it shares none
+    rate: float = 0.0
+    talking: float = 0.0
+    reclaims: bool = False
+    band: int = 0
+    last: int = 0  # when it last gained or lost GPUs
+    lease_end: int = 0
+    finish_at: int = 0
+    mark: int = 0  # up to here progress is counted
+    ready: int = 0  # from here it progresses
+    fresh: int = 0  # when this stretch began to progress: what a failure can lose
+    pace: list[tuple[int, float]] = field(default_factory=list)  # (since, speed) within this stretch
+    stretch: int = 0
+    stretch_dead: int = 0
+    first: int = -1
+    ended: int = -1
+    held: int = 0
+    dead: int = 0
+    talk: float = 0.0
+    gpu_ns: float = 0.0
+    starts: int = 0
+    preempted: int = 0
+    failed: int = 0
+    cause: int = 0
+    cause_since: int = 0
+    when: int = -1  # its event in the heap, −1 none
 
 
 class SteppingState:
@@ -30,8 +82,7 @@ class SteppingState:
         self.broken = bytearray(cluster.gpus)
         self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
         self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
-        self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
-        self._ask = given.speed
+        self.speed_alone = given.speed  # of a job in a shape
         self.pair = getattr(speeds, "pair", None)
         self.levels = len(cluster.levels)
         self.unit_at = [cluster.units_of(level).tolist() for level in range(self.levels)]  # of each GPU
@@ -63,11 +114,13 @@ class SteppingState:
         fewest, most = np.minimum(work.min_gpus, work.gpus), np.maximum(work.max_gpus, work.gpus)
         self.never = facts.never.copy()
         if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
-            self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
+            self.never = (fewest > facts.capacity[facts.demand, -1]) | (
+                fewest * work.share > facts.quota[facts.tenant] + ROUNDING
+            )
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
         columns = (
             work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns,
-            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, self.speeds.kinds(work), facts.eager,
+            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, facts.eager,
         )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
@@ -141,6 +194,10 @@ class SteppingState:
         """Return what so many GPUs count against a quota."""
         return gpus if job.share == 1 else gpus * job.share
 
+    def over_quota(self, job: JobState, gpus: int) -> bool:
+        """Return whether its tenant would hold too much with so many GPUs for the job."""
+        return self.used[job.tenant] + self.claim(job, gpus) > float(self.facts.quota[job.tenant]) + ROUNDING
+
     # ---- speeds
     def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
         """Return what speed depends on, and the level of the smallest unit around the GPUs (0 the innermost)."""
@@ -155,12 +212,6 @@ class SteppingState:
         shape = Shape(gpus=len(gpus), units=tuple(units), even=even, gpu_type=kind, sharers=sharers)
         return shape, units.index(1)
 
-    def speed_alone(self, job: JobState, shape: Shape) -> Speed:
-        """Return what the model says of a shape."""
-        if (job.kind, shape) not in self.known:
-            self.known[job.kind, shape] = self._ask(job.at, shape)
-        return self.known[job.kind, shape]
-
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
         """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
 
@@ -170,7 +221,7 @@ class SteppingState:
         others = [[each for each in self.owners[gpu] if each != job.at] for gpu in gpus] if self.sharing else []
         crowd = max((len(each) for each in others), default=0)
         shape, level = self.shape(gpus, sharers=crowd)
-        speed = self.speed_alone(job, shape)
+        speed = self.speed_alone(job.at, shape)
         own: float = len(gpus)
         if job.share < 1 or crowd:
             loads = (max(1.0, job.share + sum(self.jobs[each].share for each in beside)) for beside in others)

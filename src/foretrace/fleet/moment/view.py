@@ -9,9 +9,8 @@ import numpy as np
 
 from foretrace.arrays import Mask
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.rules import Rules
-from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.state import RUNNING, JobState, SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
 from foretrace.fleet.workload import SECOND, Int64, Workload
@@ -128,7 +127,7 @@ class View:
     def speed_of(self, job: int, gpus: Sequence[int]) -> Speed:
         """Return how fast the job would run on these GPUs, nobody else being on them."""
         state = self._state
-        return state.speed_alone(state.jobs[job], state.shape([int(each) for each in gpus])[0])
+        return state.speed_alone(job, state.shape([int(each) for each in gpus])[0])
 
     def may_use(self, job: int, gpu: int) -> bool:
         """Return whether the GPU is of a kind that the job may use, works, and has room for it now."""

@@ -10,9 +10,10 @@ def backfill(
     *, consolidate: bool = True, slurm: str = "", switches: str = "", exclusive: bool = False, drain: str = "",
     reservation: str = "",
 ) -> Policy:  # fmt: skip
-    """In order of submission; the first job that does not fit gets a reservation for when enough GPUs will be free by
-    the stated run times (the true ones where none are stated), and others may start if they end before it or leave it
-    enough. The reservation counts GPUs and does not look at where they are.
+    """In order of submission; the first job that does not fit gets a reservation for when enough GPUs of a kind will be
+    free by the stated run times (the true ones where none are stated), and others may start if they end before it,
+    leave it enough, or cannot use that kind. The reservation counts GPUs and does not look at where they are; a job
+    whose tenant holds all that it may gets none.
 
     slurm: as Slurm's sched/backfill decides, with these SchedulerParameters ("yes": its defaults, or
     `slurm=bf_interval=5,bf_resolution=1`); switches, exclusive: what its jobs ask for, as sbatch has it; drain,

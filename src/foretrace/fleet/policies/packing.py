@@ -1,12 +1,13 @@
-"""Gandiva's packing (Xiao et al., OSDI 2018): two jobs on the same GPUs where both together get more done.
+"""Gandiva's packing (Xiao et al., OSDI 2018): two jobs on the same GPUs where both together get more done; and JigSaw
+(arXiv 2111.10672) in a cluster: two jobs with partial backpropagation fill each other's gaps on their GPUs.
 
 What two jobs do to each other comes from the model of speed, by its method `pair`; `TablePairs` has it from Gavel's
-measured pairs.
+measured pairs, `JigsawSpeeds` in reproductions/jigsaw plays their iterations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import PlaceRule, Policy, Wait
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.speeds.throughputs import ThroughputTable
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.workload import Workload
 
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
@@ -104,55 +105,30 @@ def what_is_left(view: View, job: int, other: int) -> float:
     return float(pair(view.workload, job, other))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TablePairs:
-    """Gavel's measured speeds with its measured pairs, on one kind of GPU ("": the table's reference).
+@dataclass(frozen=True, eq=False)
+class TablePairs(ThroughputTable):
+    """Gavel's measured speeds with its measured pairs, on the reference kind of GPU.
 
     What is left of a job's speed is taken from both jobs together in one machine, also where they lie apart.
     """
 
-    table: ThroughputTable
-    gpu_type: str = ""
-    known: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def name(self) -> str:
-        """For headings."""
-        return f"{self.table.name} with pairs"
-
-    def run_times(self, workload: Workload) -> Float64:
-        """Return run times as `ThroughputTable.run_times` does."""
-        return self.table.run_times(workload)
-
-    def kinds(self, workload: Workload) -> Int64:
-        """Return kinds as `ThroughputTable.kinds` does."""
-        return self.table.kinds(workload)
-
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """Return the speed as if the job were alone; raises ForetraceError on a kind of GPU that the pairs lack."""
-        kind = self.gpu_type or self.table.reference
-        if shape.gpu_type not in ("", kind):
+        if shape.gpu_type not in ("", self.reference):
             raise ForetraceError(
-                f"the pairs of {self.table.name} are those on {kind}, and the cluster has {shape.gpu_type}; play them "
-                f"on a cluster of {kind} only, or name another kind."
+                f"the pairs of {self.name} are those on {self.reference}, and the cluster has {shape.gpu_type}; play "
+                f"them on a cluster of {self.reference} only, or name another kind as the reference."
             )
-        return self.table.speed(workload, job, replace(shape, sharers=0, gpu_type=kind))
+        return super().speed(workload, job, replace(shape, sharers=0))
 
     def pair(self, workload: Workload, job: int, other: int) -> float:
         """Return the part of its speed that a job keeps beside the other; 0 where they do not fit or are unmeasured."""
-        one = str(workload.model[job]), int(workload.gpus[job])
-        two = str(workload.model[other]), int(workload.gpus[other])
-        if one[1] != two[1]:
-            return 0.0
-        if (one, two) not in self.known:
-            kind = self.gpu_type or self.table.reference
-            alone = self.table.rate(kind, *one)
-            self.known[one, two] = self.table.pair_rates(kind, one, two)[0] / alone if alone > 0 else 0.0
-        return self.known[one, two]
+        one, two = ((str(workload.model[at]), int(workload.gpus[at])) for at in (job, other))
+        alone = self.rate(self.reference, *one)
+        return self.pair_rates(self.reference, one, two)[0] / alone if one[1] == two[1] and alone > 0 else 0.0
 
 
-def pack(name: str, threshold: float, consolidate: bool) -> Packing:
-    """Return the policy by another name."""
+def _pack(name: str, threshold: float, consolidate: bool) -> Packing:
     place: PlaceRule = "strict" if consolidate else "greedy"
     return Packing(name=name, threshold=threshold, place_rule=place, options={"sharers": 2})
 
@@ -163,4 +139,12 @@ def packing(*, threshold: float = 1.0, consolidate: bool = True) -> Policy:
 
     It needs a model of speed that knows pairs. consolidate: wait for the tightest unit that can hold the job.
     """
-    return pack("packing", threshold, consolidate)
+    return _pack("packing", threshold, consolidate)
+
+
+def jigsaw(*, threshold: float = 1.0, consolidate: bool = True) -> Policy:
+    """In order of submission; where no GPU is free, two jobs of equally many workers interleave their iterations if
+    together they do more than `threshold` times what one does alone. It needs a model of speed that knows pairs, such
+    as `JigsawSpeeds`. consolidate: wait for the tightest unit that can hold the job.
+    """
+    return _pack("jigsaw", threshold, consolidate)

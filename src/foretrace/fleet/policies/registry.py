@@ -41,8 +41,7 @@ BUILT_IN = {
     "gavel": "gavel-max-min gavel-makespan gavel-ftf allox",
     "pollux": "pollux",
     "sia": "sia",
-    "packing": "packing",
-    "jigsaw": "jigsaw",
+    "packing": "packing jigsaw",
 }
 
 

@@ -8,7 +8,6 @@ are seconds per step; a placement is written with one digit per node, GPUs on th
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from foretrace import reading
 from foretrace.errors import ForetraceError, needing
+from foretrace.fleet.formats.jobs import Bad, every_row, number
+from foretrace.fleet.formats.source import load
 from foretrace.fleet.workload import Float64
 
 EPS = 1e-8  # the tolerance of the published code wherever it rounds a batch up
@@ -284,25 +284,11 @@ def _found(folder: Path, name: str) -> Path:
 def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
     """Return these columns of a CSV file as finite numbers, row by row."""
     rows: list[tuple[float, ...]] = []
-    try:
-        lines = list(csv.reader(reading.read_text(path, mend="copy it again").splitlines()))
-    except csv.Error as error:
-        raise ForetraceError(f"cannot read {path} ({error}); copy it again.") from None
-    header = [each.strip() for each in lines[0]] if lines else []
-    missing = [each for each in columns if each not in header]
-    if missing:
-        raise ForetraceError(f"{path} has no column {missing[0]!r}; it needs {', '.join(columns)}.")
-    at = [header.index(each) for each in columns]
-    for number, row in enumerate(lines[1:], start=2):
-        if not row:
-            continue
+    for line, row in every_row(load(path), columns):
         try:
-            values = tuple(float(row[i]) for i in at)
-        except (ValueError, IndexError):
-            values = (math.nan,)
-        if not all(map(math.isfinite, values)):
-            raise ForetraceError(f"{path}, line {number}: needs a number in {', '.join(columns)}; correct it.")
-        rows.append(values)
+            rows.append(tuple(number(row[name], name) for name in columns))
+        except Bad as why:
+            raise ForetraceError(f"{path}, line {line}: {why}; correct it.") from None
     if not rows:
         raise ForetraceError(f"{path} has no rows; copy it again.")
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,6 +12,8 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
+from foretrace.fleet.formats.jobs import every_row
+from foretrace.fleet.formats.source import Source
 from foretrace.fleet.speeds import Shape, Speed, alone
 from foretrace.fleet.workload import Float64, Int64, Workload, codes
 from foretrace.plaintext import whole_number
@@ -63,8 +64,10 @@ class TableSpeeds:
         Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
         """
         where = Path(path)
-        text = reading.read_text(where)
-        given = list(_json_rows(text, where) if where.suffix.lower() == ".json" else _csv_rows(text, where))
+        if where.suffix.lower() == ".json":
+            given = list(_json_rows(reading.read_text(where), where))
+        else:
+            given = list(_csv_rows(Source(str(where), reading.read_text(where)), where))
         if not given:
             raise ForetraceError(f"{where} holds no rows; write {','.join(_COLUMNS)} with nodes or level.")
         ways = {by for _, row in given for by in ("nodes", "level") if row.get(by) not in (None, "")}
@@ -144,22 +147,11 @@ class TableSpeeds:
         return None
 
 
-def _csv_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(source: Source, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     """Yield (line, columns by name)."""
-    reader = csv.reader(text.splitlines())
-    header: list[str] = []
-    for row in reader:
-        if not any(each.strip() for each in row):
-            continue
-        if not header:
-            header = [each.strip() for each in row]
-            _known(header, f"{where}, line {reader.line_num}")
-            continue
-        if len(row) != len(header):
-            raise ForetraceError(
-                f"{where}, line {reader.line_num}: {len(row)} columns, {len(header)} in the header; correct the line."
-            )
-        yield reader.line_num, dict(zip(header, (each.strip() for each in row), strict=True))
+    if source.first:
+        _known(source.header, f"{where}, line 1")
+        yield from every_row(source)
 
 
 def _json_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
