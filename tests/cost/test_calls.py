@@ -300,3 +300,17 @@ def test_ranges_hold_products_of_another_table(shared_data: Path) -> None:
         seconds = np.array([each for _, each in found])
         held = (told.low_s <= seconds) & (seconds <= told.high_s)
         assert held.mean() >= 0.8, (gpu, precision)
+
+
+def test_steps_of_a_recurrent_layer_follow_each_other() -> None:
+    """Weights of 36 MB do not stay on a T4, which reads them again in each of 35 steps; those of 1 MB do."""
+    told: dict[int, Prediction] = {}
+    for hidden in (256, 1500):
+        weights = [[4 * hidden, hidden], [4 * hidden, hidden], [4 * hidden], [4 * hidden]]
+        dims = [[1, 35, hidden], weights, [], [], [1, 1, hidden]]
+        sizes = json.dumps([dims, ["float", "TensorList", "Scalar", "", "float"], ["", "", "4", "", ""]])
+        calls = Calls.of([("aten::_cudnn_rnn", sizes), ("aten::_cudnn_rnn", sizes.replace("[1, 35,", "[1, 70,"))])
+        told[hidden] = Roofline().predict(calls, named("t4"))
+    large, small = told[1500], told[256]
+    assert large.low_s[0] > 35 * 36e6 / 320e9 and large.seconds[1] / large.seconds[0] == pytest.approx(2, rel=0.05)
+    assert 35 * 2e-6 < small.low_s[0] < small.seconds[0] < 35 * 10e-6

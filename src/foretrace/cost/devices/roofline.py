@@ -11,13 +11,15 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost.calls import Calls, Family, Float64, Precision
+from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Float64, Precision
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
+from foretrace.trace.trace import told_shapes
 
 MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
@@ -103,6 +105,25 @@ def _table() -> dict[str, dict[str, float]]:
     return found
 
 
+# A step of a recurrent layer is a product of few rows and its gates, behind the step before (Appleyard et al.,
+# Optimizing Performance of Recurrent Neural Networks on GPUs, 2016). It reads weights again that neither half of the L2
+# cache nor the registers hold (Diamos et al., Persistent RNNs, 2016).
+_STEP_S, _STREAMED, _CACHED, _REGISTERS = 6e-6, 0.8, 0.5, 0.25e6
+
+
+def _one_after_another(text: str, precision: Precision, device: Device) -> tuple[float, float]:
+    """Return steps of all layers of a cuDNN call, and bytes of weights that it reads again; 0 where it is another's."""
+    dims = told_shapes(text).dims
+    if len(dims) < 5 or not isinstance(dims[4], list) or len(dims[4]) != 3:
+        return 0.0, 0.0
+    x, (layers, samples, _) = dims[0], dims[4]
+    matrices = [each for each in dims[1] if len(each) == 2]
+    steps, each_layer = prod(x[:-1]) / max(samples, 1), max(len(matrices) // max(layers, 1), 1)
+    nbytes = [prod(each) * ELEMENT_BYTES[precision] for i, each in enumerate(matrices) if i % each_layer]
+    kept = max(_CACHED * device.l2_mb * 1e6, _REGISTERS * device.sms)
+    return steps * layers, (steps - 1) * sum(each for each in nbytes if each > kept)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roofline(CostModel):
     """Time at the usual share of the roofline. Answers for every call; wide ranges, no tiles, no waves."""
@@ -124,5 +145,11 @@ class Roofline(CostModel):
         floor = floor_s(calls, device)
         seconds = self.start_s + floor / shares[:, 1]
         low, high = (self.start_s / 2 + floor / shares[:, 2]), (self.start_s * 2 + floor / shares[:, 0])
+        for row in np.flatnonzero(calls.family == Family.RECURRENT):
+            steps, reread = _one_after_another(calls.text[row], Precision(int(calls.precision[row])), device)
+            stream_s = (calls.nbytes[row] + reread) / (_STREAMED * device.memory_gb_s * 1e9)
+            seconds[row] = max(seconds[row], self.start_s + stream_s) + steps * _STEP_S
+            low[row] = max(low[row], stream_s / 1.3) + steps * _STEP_S / 3
+            high[row] = max(high[row], 2 * seconds[row])
         why = f"peak FLOP/s and bandwidth of {device.short}, at the share of them that measured kernels reach"
         return self._answer(seconds, low / seconds, high / seconds, why)
