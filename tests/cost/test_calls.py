@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,6 +51,13 @@ def text(*dims: list[int], kind: str = "float", concrete: list[str] | None = Non
         ("aten::view", Family.NONE),
         ("aten::t", Family.NONE),
         ("flash_attn::_flash_attn_forward", Family.OTHER),
+        ("aten::_grouped_mm", Family.GEMM),
+        ("aten::_scaled_mm", Family.GEMM),
+        ("aten::linalg_inv_ex", Family.OTHER),
+        ("aten::_linalg_svd", Family.OTHER),
+        ("aten::topk", Family.OTHER),
+        ("aten::linalg_vector_norm", Family.REDUCTION),
+        ("aten::_values", Family.NONE),
     ],
 )
 def test_families(op: str, family: Family) -> None:
@@ -197,3 +207,110 @@ def test_convolutions_run_in_tf32_by_default() -> None:
     assert as_run(calls, named("v100")).precision.tolist() == [Precision.FP32, Precision.FP32]
     plain, run = (model.predict(calls, named("a100")).seconds for model in (Roofline(), AsRun(costs=Roofline())))
     assert run[1] == plain[1] and run[0] <= plain[0]
+
+
+def typed(op: str, tensors: list[tuple[list[int], str]], concrete: list[str], *outputs: list[int]) -> Call:
+    dims, kinds = [each for each, _ in tensors], [kind for _, kind in tensors]
+    told = json.dumps([dims, kinds, [""] * len(dims)] if not concrete else [dims, kinds, concrete])
+    return describe(op, told, list(outputs) or None, [4] * len(outputs) or None)
+
+
+def test_rows_picked_from_a_table_are_moved_not_the_table() -> None:
+    table, places, rows = ([1000, 64], "float"), ([50], "long int"), ([50, 64], "float")
+    picked = typed("aten::index", [table, places], [], [50, 64])
+    assert (picked.read_bytes, picked.written_bytes) == (50 * 64 * 4 + 50 * 8, 50 * 64 * 4)
+    added = typed("aten::index_put_", [table, places, rows], [], [1000, 64])
+    assert added.read_bytes + added.written_bytes == 3 * 50 * 64 * 4 + 50 * 8
+    copied = typed("aten::index_put", [table, places, rows], [], [1000, 64])  # into a copy of the table
+    assert copied.read_bytes + copied.written_bytes == 3 * 50 * 64 * 4 + 50 * 8 + 2 * 1000 * 64 * 4
+
+
+def test_gradients_of_bags_fill_the_table() -> None:
+    given = [([10, 64], "float"), ([50], "long int"), ([10], "long int"), ([50], "long int")]
+    concrete = ["", "", "", "", "", "", "1000", "False", "0", "{}", "", "-1"]
+    dense, sparse = (
+        typed("aten::_embedding_bag_backward", given, [each.format(flag) for each in concrete])
+        for flag in ("False", "True")
+    )
+    assert dense.read_bytes + dense.written_bytes == (3 * 50 + 1000) * 64 * 4 + 50 * 8
+    assert sparse.read_bytes + sparse.written_bytes == 3 * 50 * 64 * 4 + 50 * 8
+
+
+def test_products_of_groups_share_out_rows() -> None:
+    for dims, sizes in (
+        (([64, 96], [4, 96, 32], [4]), (4, 16, 32, 96)),  # every expert has 16 of 64 words
+        (([96, 64], [64, 32], [4]), (4, 96, 32, 16)),  # gradients of their weights
+    ):
+        found = describe("aten::_grouped_mm", text(*dims))
+        assert (found.b, found.m, found.n, found.k) == sizes
+        assert found.flops == 2 * found.b * found.m * found.n * found.k == 2 * 64 * 96 * 32
+
+
+def test_transposed_convolutions_are_products_of_input_pixels() -> None:
+    x, w, y = [2, 8, 10, 10], [8, 16, 4, 4], [2, 16, 20, 20]
+    settings = ["[2, 2]", "[1, 1]", "[1, 1]", "True", "[0, 0]", "1"]
+    forward = typed("aten::convolution", [(x, "float"), (w, "float")], ["", "", "", *settings], y)
+    given = [(y, "float"), (x, "float"), (w, "float")]
+    mask = "[True, True, False]"
+    backward = typed("aten::convolution_backward", given, ["", "", "", "", *settings, mask], x, w)
+    for found, times in ((forward, 1), (backward, 2)):
+        assert (found.b, found.m, found.n, found.k) == (1, 200, 256, 8)
+        assert found.flops == times * 2 * found.b * found.m * found.n * found.k
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflops"),
+    [
+        ("t4", Precision.FP64, 8.141 / 32),  # 0.25 by its data sheet
+        ("a100", Precision.FP64, 19.49),  # 19.5 on tensor cores
+        ("v100", Precision.FP64, 7.85),
+        ("l40s", Precision.FP64, 91.6 / 64),  # 1.4
+        ("P100-SXM2-16GB", Precision.FP16, 10.6),  # added up in float32, as PyTorch does
+        ("MI210", Precision.FP32, 45.2),  # of matrix units
+    ],
+)
+def test_peaks_of_products_are_those_of_data_sheets(device: str, precision: Precision, tflops: float) -> None:
+    assert peak_flops(named(device), precision) / 1e12 == pytest.approx(tflops, rel=0.01)
+
+
+def test_precisions_that_no_table_has_have_wider_ranges() -> None:
+    half, eighth = share_of(Family.GEMM, Precision.FP16), share_of(Family.GEMM, Precision.INT8)
+    assert eighth.low < half.low / 3 and eighth.middle == half.middle
+    assert share_of(Family.MOVE, Precision.INT8) == share_of(Family.MOVE, Precision.FP16)
+    v100, sizes = named("v100"), text([4096, 4096], [4096, 4096], kind="c10::BFloat16")
+    calls = Calls.of([("aten::mm", sizes), ("aten::mm", sizes.replace("BFloat16", "Half"))])
+    found = Roofline().predict(calls, v100)  # it has no units for bfloat16
+    assert found.high_s[0] / found.low_s[0] > 1.3 * found.high_s[1] / found.low_s[1]
+
+
+def test_ranges_hold_products_of_another_table(shared_data: Path) -> None:
+    """DeepBench's products, of which nothing was fitted; 16-bit ones of P100 are added up in float32."""
+    devices = {"V100": "V100-SXM2", "T4": "T4", "P100": "P100-SXM2-16GB"}
+    kinds = {"fp32": "float", "fp16_in_mixed": "c10::Half", "pseudo_fp16": "c10::Half"}
+    rows: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    with gzip.open(shared_data / "deepbench" / "gemm.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            if row["suite"] == "train":
+                m, n, k = (int(row[each]) for each in "mnk")
+                sizes = text([m, k], [k, n], kind=kinds[row["precision"]])
+                rows.setdefault((row["gpu"], row["precision"]), []).append((sizes, float(row["time_ms"]) / 1e3))
+    assert len(rows) == 6
+    for (gpu, precision), found in rows.items():
+        told = standard().predict(Calls.of([("aten::mm", sizes) for sizes, _ in found]), named(devices[gpu]))
+        seconds = np.array([each for _, each in found])
+        held = (told.low_s <= seconds) & (seconds <= told.high_s)
+        assert held.mean() >= 0.8, (gpu, precision)
+
+
+def test_steps_of_a_recurrent_layer_follow_each_other() -> None:
+    """Weights of 36 MB do not stay on a T4, which reads them again in each of 35 steps; those of 1 MB do."""
+    told: dict[int, Prediction] = {}
+    for hidden in (256, 1500):
+        weights = [[4 * hidden, hidden], [4 * hidden, hidden], [4 * hidden], [4 * hidden]]
+        dims = [[1, 35, hidden], weights, [], [], [1, 1, hidden]]
+        sizes = json.dumps([dims, ["float", "TensorList", "Scalar", "", "float"], ["", "", "4", "", ""]])
+        calls = Calls.of([("aten::_cudnn_rnn", sizes), ("aten::_cudnn_rnn", sizes.replace("[1, 35,", "[1, 70,"))])
+        told[hidden] = Roofline().predict(calls, named("t4"))
+    large, small = told[1500], told[256]
+    assert large.low_s[0] > 35 * 36e6 / 320e9 and large.seconds[1] / large.seconds[0] == pytest.approx(2, rel=0.05)
+    assert 35 * 2e-6 < small.low_s[0] < small.seconds[0] < 35 * 10e-6

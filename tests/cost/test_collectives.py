@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable, series_of, table_of
-from foretrace.cost.network.link_network import ways
+from foretrace.cost.network.link_network import cluster_network, ways
 from foretrace.cost.network.nccl import Comm, bandwidths
 from foretrace.cost.network.network import CollectiveKind, Network, bus_share
 from foretrace.cost.network.parse import network
@@ -540,3 +540,31 @@ def test_two_workers_follow_from_more(shared_data: Path, device: str, most: floa
     assert error_of([each.seconds for each in found], series.seconds[::32]) < most
     inside = [each.low_s <= t <= each.high_s for each, t in zip(found, series.seconds[::32], strict=True)]
     assert np.mean(inside) >= 0.8
+
+
+def test_a_single_send_has_one_card() -> None:
+    """Of the eight cards that a collective is split over; inside a machine with cables, one of those."""
+    cards = "nodes: 2\nper_node: 8\ninside: 2400gbit/3us\nbetween: 100gbit/5us\nnics: 8"
+    send, reduce = CollectiveKind.SEND, CollectiveKind.ALL_REDUCE
+    on = cluster_network(parse(cards), 16)
+    assert on.cost(send, 1e9).seconds == pytest.approx(5e-6 + 1e9 / 12.5e9)
+    assert on.cost(reduce, 1e9).seconds < 4 * on.cost(send, 1e9).seconds / 8 + 0.02
+    assert on.cost(send, 1e9, workers=8).seconds == pytest.approx(3e-6 + 1e9 / 300e9)
+    usual = cluster_network(parse("nodes: 2\ndevice: A100-SXM4-80GB\ninside: nvlink\nbetween: usual"), 16)
+    assert usual.cost(send, 1e9).seconds == pytest.approx(1e9 / (0.9 * 25e9), rel=0.01)
+    wired = "per_node: 8\ndevice: V100-SXM2\ninside: nvlink\nwiring: hybrid-cube-mesh"
+    assert cluster_network(parse(wired), 8).cost(send, 1e9).seconds == pytest.approx(1e9 / 22.5e9, rel=0.01)
+    assert network("nccl:V100-SXM2", 8).cost(send, 1e9).seconds == pytest.approx(1e9 / 20e9, rel=0.01)
+    nccl = network("nccl:H100-SXM5-80GB,nodes=2,nics=8,nic=400gbit", 16)
+    assert nccl.cost(send, 1e9).seconds == pytest.approx(1e9 / 50e9, rel=0.01)
+
+
+def test_nccl_limits_ll_over_three_machines_as_over_many() -> None:
+    """`index2 = nNodes <= 2 ? nNodes - 1 : 2` of NCCL's tuning.cc: 39 GB/s over two, 20.4 over more."""
+    rates = [
+        next(each for each in bandwidths(AR, Comm(generation="hopper", ranks=8 * nodes, nodes=nodes, channels=16,
+                                                  intra_gb_s=20.0, inter_gb_s=20.0)) if each.protocol == "LL")
+        for nodes in (2, 3, 4)
+    ]  # fmt: skip
+    bus = [each.gb_s * 2 * (ranks - 1) / ranks for each, ranks in zip(rates, (16, 24, 32), strict=True)]
+    assert bus == pytest.approx([39.0, 20.4, 20.4])

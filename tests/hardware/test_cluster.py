@@ -241,3 +241,15 @@ def test_links_that_are_none(text: str) -> None:
 def test_links_as_people_write_them(text: str, gbit_s: float, latency_us: float) -> None:
     found = parse_link(text)
     assert (found.gbit_s, found.latency_us) == pytest.approx((gbit_s, latency_us))
+
+
+def test_a_transfer_goes_over_the_cables_of_its_own_machines() -> None:
+    tree = parse(TREE)
+    assert tree.link_of(0, 4).gbit_s == 40 and tree.link_of(0, 12).gbit_s == 20
+    assert tree.link_of(4, 12).latency_us == 1 + 2 + 2 + 1
+    two = parse(SHORT)
+    assert two.link_of(0, 8).gbit_s == 100 and two.link_of(0, 1).name == two.inside.name
+    assert two.between.gbit_s == 400
+    over = [two.links[link] for link in two.path(1, 9, alone=True)[0]]
+    assert over[-2:] == [("card of worker 1 out", 12.5e9), ("card of worker 9 in", 12.5e9)]
+    assert two.path(1, 9)[0] == two.path(1, 9, alone=True)[0][:-2]  # a collective is split over all cards

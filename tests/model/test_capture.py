@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost.calls import Family
+from foretrace.cost.calls import Family, Precision
 from foretrace.cost.operators.arguments import prepare
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
@@ -563,3 +563,64 @@ def test_the_batch_is_not_written_to() -> None:
     found = plain(network(), (2, 8), loss=lambda module, batch: module(batch[0].add_(1.0).exp()).sum())
     assert capture(found, like="cpu").denormal
     assert not found.loader[0][0].any()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("like", ["gpu", "cpu"])
+def test_16_bit_weights_compute_in_16_bit(like: Any) -> None:
+    """What they are given is cast, too, and weights that several modules share stay one."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 8)
+            self.again = nn.Linear(8, 8)
+            self.again.weight = self.last.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.again(self.last(self.norm(self.first(x)).mean((2, 3))))
+
+    graph = capture(plain(Tied(), (2, 3, 8, 8)), like=like, precision="bf16-weights")
+    matrix = np.isin(graph.calls.family, (Family.GEMM, Family.CONV))
+    assert set(graph.calls.precision[matrix].tolist()) == {Precision.BF16}
+    weights = [each.nbytes for each in graph.storages if each.role == Role.WEIGHT]
+    assert sum(weights) == 2 * sum(each.numel() for each in Tied().parameters())
+
+
+def test_gradients_of_picked_rows_are_added_in_place() -> None:
+    class Pick(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(1000, 64))
+
+        def forward(self, x: Any) -> Any:
+            return self.table[torch.arange(50)] * x
+
+    graph = capture(plain(Pick(), (50, 64)))
+    node = next(each for each in graph.nodes if each.op.startswith("aten::index_put"))
+    assert node.op == "aten::index_put_" and node.read_bytes + node.written_bytes < 4 * 1000 * 64
+    tables = [each for each in graph.storages if each.nbytes == 4 * 1000 * 64 and each.born >= 0]
+    assert len([each for each in tables if each.role == Role.GRADIENT]) == 1
+    assert not [each for each in tables if graph.nodes[each.born].op.startswith("aten::index_put")]
+
+
+def test_products_of_experts_in_float32() -> None:
+    """PyTorch has sizes of `_grouped_mm` for bfloat16 alone; FLOPs are those of the words, not of all experts."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 32, 16))
+
+        def forward(self, x: Any) -> Any:
+            return torch._grouped_mm(x, self.weight, torch.arange(16, 65, 16, dtype=torch.int32))
+
+    graph = capture(plain(Experts(), (64, 32)))
+    assert products(graph) == 2 * 2 * 64 * 32 * 16  # forward, and the gradient of the weights
+
+
+def test_what_a_model_does_not_take_is_one_sentence() -> None:
+    def loss(module: Any, batch: Any) -> Any:
+        raise ValueError("three channels are expected")
+
+    with pytest.raises(ForetraceError, match="the step cannot be captured: three channels are expected; see that"):
+        capture(plain(network(), (2, 8), loss=loss))

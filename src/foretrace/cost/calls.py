@@ -4,7 +4,8 @@ Every call has a family, a precision and dimensions that mean the same in all so
 
 - products (GEMM): `b` products of [m x k] by [k x n]; k is the dimension that is summed over;
 - convolutions as implicit products: m = output pixels x images, n = output channels of a group, k = input channels of a
-  group x kernel size, b = groups. A backward call counts its two products in `flops` and keeps these dimensions;
+  group x kernel size, b = groups. A backward call counts its two products in `flops` and keeps these dimensions. A
+  transposed one has m = input pixels x images, n = output channels of a group x kernel size, k = input channels of it;
 - attention: b = batch x heads, m = queries, n = keys, k = width of a head;
 - everything else: m rows of width n, where the row is what is normalised, summed over or looked up.
 """
@@ -164,7 +165,10 @@ def describe(
     else:
         total = float(max(nbytes, 0)) if nbytes >= 0 else 2 * read
         read, written = (read, total - read) if total >= read else (total / 2, total / 2)
-    b, m, n, k = _dimensions(base, family, [dims for dims, _ in tensors], outputs)
+    if base in _PICKS and outputs is not None:  # how many rows of the table only the result says
+        written = float(prod(outputs[0]) * tensors[0][1])
+        read, flops = written + sum(prod(dims) * size for dims, size in tensors[1:]), 0.0
+    b, m, n, k = _dimensions(base, family, [dims for dims, _ in tensors], outputs, work.transposed(base, shapes))
     return Call(
         family=family, precision=precision, b=b, m=m, n=n, k=k, flops=flops, read_bytes=read, written_bytes=written,
         op=op, text=text,
@@ -174,7 +178,10 @@ def describe(
 _SOFTMAX = ("softmax", "log_softmax", "masked_softmax")
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "rms_norm", "instance_norm")
 _POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
-_LOOKUPS = ("embedding", "index_select", "gather", "scatter", "index_put", "index_add", "index.", "take")
+_LOOKUPS = ("embedding", "index_select", "gather", "scatter", "index_put", "index_add", "index_copy", "take", "put")
+_PICKS = ("index", "take")
+# Their time grows faster than their bytes, or they go over them several times.
+_UNKNOWN = ("linalg_", "cholesky", "lu_", "ormqr", "geqrf", "triangular_solve", "fft_", "sort", "topk", "kthvalue")
 _MOVES = ("copy", "to_copy", "cat", "stack", "clone", "fill", "zero", "contiguous", "repeat", "roll", "flip",
           "constant_pad",
           "zeros", "ones", "full", "arange", "new_zeros", "new_ones", "pad", "tril", "triu")  # fmt: skip
@@ -185,7 +192,7 @@ _FILLS = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_
 
 def family_of(op: str) -> Family:
     """Return the family of an operator by its name; what is not of ATen is OTHER, but for kernels that stand for
-    several.
+    several. So are operators of ATen whose time no law here follows.
     """
     if op.startswith("fused::"):
         return Family.ELEMENTWISE if op == "fused::pointwise" else Family.SOFTMAX
@@ -197,13 +204,15 @@ def family_of(op: str) -> Family:
         return Family[kind]
     plain = base.lstrip("_").removeprefix("native_").removeprefix("cudnn_").removeprefix("miopen_")
     plain = plain.removesuffix("_data").removesuffix("_backward").removesuffix("_forward")
+    if plain.startswith(_UNKNOWN):
+        return Family.OTHER
     if any(plain.startswith(each) for each in _SOFTMAX):
         return Family.SOFTMAX
     if any(each in plain for each in _NORMS):
         return Family.NORM
     if any(each in plain for each in _POOLS):
         return Family.POOL
-    if plain == "index" or any(plain.startswith(each.rstrip(".")) for each in _LOOKUPS):
+    if plain == "index" or plain.startswith(_LOOKUPS):
         return Family.LOOKUP
     if plain.startswith(("foreach", "fused_adam", "fused_sgd", "fused_adagrad")):
         return Family.OPTIMIZER
@@ -222,14 +231,14 @@ def _precision(shapes: Shapes) -> Precision:
 
 
 def _dimensions(
-    base: str, family: Family, dims: list[list[int]], outputs: Sequence[Sequence[int]] | None
+    base: str, family: Family, dims: list[list[int]], outputs: Sequence[Sequence[int]] | None, transposed: bool
 ) -> tuple[float, float, float, float]:
     """Return (b, m, n, k), see the module."""
     try:
         if family == Family.GEMM:
             return _product(base, dims)
         if family == Family.CONV:
-            return _convolution(base, dims, outputs)
+            return _convolution(base, dims, outputs, transposed)
         if family == Family.ATTENTION:
             q, key = (dims[1], dims[2]) if "backward" in base else (dims[0], dims[1])
             if work.heads_last(base):
@@ -247,6 +256,10 @@ def _dimensions(
 
 def _product(base: str, dims: list[list[int]]) -> tuple[float, float, float, float]:
     left, right = (dims[1], dims[2]) if work.adds(base) else (dims[0], dims[1])
+    if "grouped" in base:  # one dimension is shared out: rows; what is summed over, in a gradient of the weights
+        groups = float(left[0] if len(left) > 2 else right[0] if len(right) > 2 else dims[-1][0])
+        shared = left[-2] / groups if len(right) > 2 else float(left[-2])
+        return groups, shared, float(right[-1]), left[-1] / groups if len(left) == len(right) == 2 else float(left[-1])
     if base in ("linear", "mkldnn_linear"):
         right = [right[-1], right[-2]] if len(right) > 1 else [right[-1], 1]
     elif len(right) == 1:
@@ -260,10 +273,14 @@ def _product(base: str, dims: list[list[int]]) -> tuple[float, float, float, flo
 
 
 def _convolution(
-    base: str, dims: list[list[int]], outputs: Sequence[Sequence[int]] | None
+    base: str, dims: list[list[int]], outputs: Sequence[Sequence[int]] | None, transposed: bool
 ) -> tuple[float, float, float, float]:
     backward = "backward" in base
     x, w = (dims[1], dims[2]) if backward else (dims[0], dims[1])
+    out_channels = (dims[0] if backward else outputs[0] if outputs else [0, 0])[1]
+    if transposed and out_channels:  # as the gradient of its input's convolution: a product for every input pixel
+        groups = max(out_channels / w[1], 1.0)
+        return groups, float(x[0] * prod(x[2:])), float(prod(w[1:])), w[0] / groups
     groups = max(x[1] / w[1], 1.0)
     out = dims[0] if backward else outputs[0] if outputs else None
     pixels = prod(out[2:]) if out is not None else prod(x[2:])

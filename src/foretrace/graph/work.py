@@ -31,7 +31,8 @@ _VIEWS = frozenset((
     "_reshape_alias", "_unsafe_view", "unflatten", "view_as", "lift_fresh", "resolve_conj", "resolve_neg", "empty_like",
     "empty_strided", "new_empty", "new_empty_strided", "resize", "set", "numpy_T", "movedim", "swapaxes",
     "view_as_real", "view_as_complex", "real", "imag", "requires_grad", "cudnn_is_acceptable", "result_type", "reshape",
-    "flatten", "ravel", "contiguous", "to", "empty", "item", "_local_scalar_dense",
+    "flatten", "ravel", "contiguous", "to", "empty", "item", "_local_scalar_dense", "_indices", "_values",
+    "_sparse_coo_tensor_with_dims_and_tensors", "_coalesced",
 ))  # fmt: skip
 _WRITERS = frozenset(["zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential"])  # they read nothing
 _REDUCTIONS = frozenset((
@@ -39,9 +40,14 @@ _REDUCTIONS = frozenset((
     "var", "var_mean", "nll_loss_forward", "nll_loss", "nll_loss2d_forward", "dot", "adaptive_avg_pool2d",
     "_adaptive_avg_pool2d", "_foreach_norm", "isfinite", "count_nonzero", "_amp_foreach_non_finite_check_and_unscale",
 ))  # fmt: skip
-_PRODUCTS = frozenset(
-    ["mm", "bmm", "matmul", "baddbmm", "addmm", "linear", "_addmm_activation", "mv", "addmv", "mkldnn_linear", "dot"]
-)
+_PRODUCTS = frozenset((
+    "mm", "bmm", "matmul", "baddbmm", "addmm", "linear", "_addmm_activation", "mv", "addmv", "mkldnn_linear", "dot",
+    "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
+))  # fmt: skip
+# They read and write rows of their first input, which they copy before unless they work in place.
+_INTO_ROWS = frozenset((
+    "index_put", "_index_put_impl", "index_add", "index_copy", "put", "scatter", "scatter_add", "scatter_reduce",
+))  # fmt: skip
 _ADDED = frozenset(["baddbmm", "addmm", "_addmm_activation", "addmv"])  # the first input is added
 
 # Operator -> positions of stride, padding, dilation and "transposed" (−1: never) among its arguments.
@@ -100,6 +106,8 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
     try:
         with suppress(IndexError, TypeError, ValueError):
             found = _special(base, inputs, shapes, outputs or {})
+            if found and base in _INTO_ROWS and not name.endswith("_"):
+                found = found._replace(nbytes=found.nbytes + 2 * prod(inputs[0][0]) * inputs[0][1])
         found = found or _elementwise(inputs)
     except OverflowError:
         return -1, 0.0
@@ -188,8 +196,8 @@ def _product(base: str, dims: list[Dims], size: int, read: int) -> Work:
 
 def _convolution(base: str, dims: list[Dims], size: int, read: int, shapes: Shapes, outputs: Outputs) -> Work | None:
     x, w = dims[0], dims[1]
-    stride_at, padding_at, dilation_at, transposed_at = _CONVOLUTIONS.get(base, (0, 0, 0, -1))
-    if base in _TRANSPOSED or (transposed_at >= 0 and _argument(shapes, transposed_at) == "True"):
+    stride_at, padding_at, dilation_at, _ = _CONVOLUTIONS.get(base, (0, 0, 0, -1))
+    if transposed(base, shapes):
         return Work(2.0 * prod(x) * prod(w[1:]), read + x[0] * w[1] * prod(x[2:]) * size)
     stride, padding = (_numbers(_argument(shapes, at)) for at in (stride_at, padding_at))
     dilation = _numbers(_argument(shapes, dilation_at)) if dilation_at >= 0 else [1]
@@ -205,14 +213,19 @@ def _convolution(base: str, dims: list[Dims], size: int, read: int, shapes: Shap
     return Work(2.0 * out * prod(w[1:]), read + out * size)
 
 
+def transposed(base: str, shapes: Shapes) -> bool:
+    """Return whether a convolution (without "aten::") or its backward pass is a transposed one."""
+    at = 7 if base == "convolution_backward" else _CONVOLUTIONS.get(base, (0, 0, 0, -1))[3]
+    return base in _TRANSPOSED or (at >= 0 and _argument(shapes, at) == "True")
+
+
 def _convolution_backward(base: str, dims: list[Dims], size: int, read: int, shapes: Shapes) -> Work:
     *positions, products = _BACKWARDS[base]
     gradient, x, w = (dims[at] for at in positions)
     mask = shapes.concrete[-1].strip("[]").replace(" ", "").split(",") if shapes.concrete else []
     wanted = [each == "True" for each in mask] if len(mask) == 3 else [True, True, True]
     products = sum(wanted[:2])  # gradients of the input and of the weight
-    transposed = base == "convolution_backward" and _argument(shapes, 7) == "True"
-    one = 2.0 * (prod(x) if transposed else prod(gradient)) * prod(w[1:])
+    one = 2.0 * (prod(x) if transposed(base, shapes) else prod(gradient)) * prod(w[1:])
     return Work(products * one, read + (wanted[0] * prod(x) + wanted[1] * prod(w)) * size)
 
 
@@ -270,12 +283,19 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
         bags = prod(rest[1][0]) if "bag" in base else indices
         return Work(float(indices * width) if "bag" in base else 0.0,
                     indices * rest[0][1] + (indices + bags) * width * size)  # fmt: skip
-    if base in ("gather", "scatter", "scatter_add"):
+    if base in ("gather", "scatter", "scatter_add", "scatter_reduce"):
         index, width = rest[0]
         return Work(0.0, prod(index) * (width + 2 * size))
-    if base in ("embedding_dense_backward", "_embedding_bag_dense_backward"):
+    if base in _INTO_ROWS:
+        *places, (values, width) = rest
+        return Work(float(prod(values)), 3 * prod(values) * width + sum(prod(dims) * each for dims, each in places))
+    if base in ("embedding_dense_backward", "_embedding_bag_dense_backward", "_embedding_bag_backward"):
         rows = next((found for each in shapes.concrete if (found := whole_number(each)) is not None and found >= 0), 0)
-        return Work(float(prod(table)), (3 * prod(table) + rows * table[-1]) * size + prod(rest[0][0]) * rest[0][1])
+        picked, width = rest[0]  # the first tensor is the gradient, of every index or of every bag
+        moved = prod(table) if "bag" not in base else prod(picked) * table[-1]
+        if base == "_embedding_bag_backward" and _argument(shapes, 9) == "True":
+            rows = 0  # sparse: a row for every index
+        return Work(float(moved), (3 * moved + rows * table[-1]) * size + prod(picked) * width)
     return None
 
 

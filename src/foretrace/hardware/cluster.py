@@ -100,10 +100,15 @@ class Cluster:
         return tuple(machine for machine, size in enumerate(sizes) for _ in range(size))
 
     def link_of(self, first: int, second: int) -> Link:
-        """Return the link that a transfer from one worker to another goes over."""
-        if self.machine_of[first] != self.machine_of[second]:
-            return self.between_for(2)
-        return self.machines[self.machine_of[first]].inside if self.machines else self.inside
+        """Return the link that a single transfer from one worker to another goes over: one card of a machine."""
+        a, b = self.machine_of[first], self.machine_of[second]
+        if a == b:
+            return self.machines[a].inside if self.machines else self.inside
+        if self.cables:
+            rate, latency_us, where = ring(self.cables, [self.machines[a].name, self.machines[b].name])
+            return replace(self.between, name=where, gbit_s=rate, latency_us=latency_us)
+        name = f"one of {self.between.name}" if self.nics > 1 else self.between.name
+        return replace(self.between, name=name, gbit_s=self.between.gbit_s / self.nics)
 
     def inside_for(self, workers: int) -> Link:
         """Return what a ring of `workers` devices of one machine gets: all cables of its wiring, else the link."""
@@ -143,7 +148,8 @@ class Cluster:
         """Every link in one direction: its name, and payload bytes per second.
 
         A worker has a link out and one in. Between machines are the cables; or a link up and one down of every machine,
-        and, where those together exceed what is above them, of every switch, or one core that all machines share.
+        and, where those together exceed what is above them, of every switch, or one core that all machines share. Of
+        several cards of a machine a single transfer uses its worker's; these are the last links.
         """
         inside = [each.inside for each in self.machines] or [self.inside_for(self.per_node)] * self.nodes
         found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine_of)
@@ -161,12 +167,16 @@ class Cluster:
             found += [(f"switch {s} {way}", up) for s in switches for way in ("up", "down")]
         elif self.oversubscription > 1:
             found.append(("core", self.nodes * rate / self.oversubscription))
+        if self.nics > 1:
+            card = rate / self.nics
+            found += [(f"card of worker {w} {way}", card) for w in range(self.workers) for way in ("out", "in")]
         return tuple(found)
 
-    def path(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
+    def path(self, source: int, target: int, *, alone: bool = False) -> tuple[tuple[int, ...], float]:
         """Return the positions in `links` from one worker to another, and the seconds until a byte has crossed them.
 
-        Raises GraphError for a worker that is not there.
+        `alone`: a single transfer, which uses one card; a collective is split over all of them. Raises GraphError for
+        a worker that is not there.
         """
         workers = len(self.machine_of)
         for worker in (source, target):
@@ -188,7 +198,11 @@ class Cluster:
             across = (above,)
         elif self.oversubscription > 1 and a // per_switch != b // per_switch:
             across = (above + 2 * (a // per_switch), above + 2 * (b // per_switch) + 1)
-        return (base + 2 * a, *across, base + 2 * b + 1), self.between.latency_s
+        cards: tuple[int, ...] = ()
+        if alone and self.nics > 1:
+            first = len(self.links) - 2 * workers
+            cards = (first + 2 * source, first + 2 * target + 1)
+        return (base + 2 * a, *across, base + 2 * b + 1, *cards), self.between.latency_s
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:

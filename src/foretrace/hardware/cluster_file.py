@@ -68,6 +68,7 @@ def _short(found: Mapping[str, Any], where: str, name: str) -> Cluster:
     between = Link(name="none", gbit_s=1.0, source="nothing to join")  # one machine with one device
     if found.get("between") == "usual":
         between = _usual_network(device, machine.per_node, where)
+        nics = nics if "nics" in found else machine.per_node  # a card for each device
     elif "between" in found:
         between = _link(found["between"], where, "between", None, "network")
         if nics > 1:

@@ -174,9 +174,9 @@ def _peak_s(calls: Calls, device: Device) -> float:
 
 def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:
     found = list(operators.notes)
-    half = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
     used = set(operators.calls.precision[np.isin(operators.calls.family, MATRIX)].tolist())
-    missing = [each.name for each, peak in half.items() if each in used and not peak]
+    half, least = {Precision.FP16, Precision.BF16} & used, peak_flops(device, Precision.FP32)
+    missing = [each.name for each in sorted(half) if peak_flops(device, each) <= least]
     if missing and device.vendor == "NVIDIA":
         found.append(f"{device.name} has no units for {' and '.join(missing)}: its products are costed at fp32's peak.")
     unknown = operators.unknown()

@@ -269,12 +269,13 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
         way = (int(place[made]), int(place[target]))
         if (value, way[1]) not in sent:
             machine, other = (cluster.machine_of[each] for each in way)
-            over = way if machine == other else (machine,)
+            over, label = way, f"device {way[0]} to {way[1]}"
+            if machine != other and cluster.nics > 1:
+                over, label = way[:1], f"network card of device {way[0]}"
+            elif machine != other:
+                over, label = (machine,), f"network interface of machine {machine}"
             if over not in links:
                 links[over] = len(draft.lanes)
-                label = (
-                    f"device {way[0]} to {way[1]}" if machine == other else f"network interface of machine {machine}"
-                )
                 draft.lanes.append(Lane(rank=way[0], kind=LaneKind.GPU, device=way[0], label=label, ordered=False))
             nbytes, link = operators.tensors[value].nbytes, cluster.link_of(*way)
             seconds = np.array([link.latency_s + nbytes / link.bytes_per_s])

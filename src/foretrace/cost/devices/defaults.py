@@ -14,6 +14,8 @@ In a training, kernels are slower than those that tables have timed alone, in tw
 - backward passes of layer normalisation and sums over rows, of which no table has any, reach 1 / 1.5 of what forward
   ones do: what is summed over all rows is a second pass;
 - 16-bit products on Hopper take 1.08 of the time: the board's power, not its clock, is the limit of a long run.
+
+Of convolutions the tables have forward passes. Backward ones vary more (DeepBench, V100 and P100): `CONV_BACK_RANGE`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 ROWS_BACK, ROWS_BACK_RANGE = 1.5, (0.67, 1.4)  # and the range of it, relative to itself
+CONV_BACK_RANGE = (0.8, 1.4)
 LONG_RUN, LONG_RUN_RANGE = {"Hopper": 1.08}, (0.93, 1.12)
 _TENSOR_CORES = (Precision.TF32, Precision.FP16, Precision.BF16)
 _REACHED = 0.8  # share of the bandwidth that a kernel which transposes reaches; as copies do
@@ -85,6 +88,9 @@ def _in_training(calls: Calls, device: Device, found: Prediction) -> Prediction:
     back = np.array(["layer_norm_backward" in op or "rms_norm_backward" in op for op in calls.op], dtype=np.bool_)
     rows = back | (calls.family == Family.REDUCTION)
     factor[rows], low[rows], high[rows] = ROWS_BACK, *ROWS_BACK_RANGE
+    back = np.array(["backward" in op for op in calls.op], dtype=np.bool_)
+    rows = back & (calls.family == Family.CONV)
+    low[rows], high[rows] = CONV_BACK_RANGE
     rows = (calls.family == Family.GEMM) & half
     long_run = next((each for name, each in LONG_RUN.items() if device.arch.startswith(name)), 1.0)
     factor[rows], low[rows], high[rows] = long_run, *LONG_RUN_RANGE

@@ -87,7 +87,8 @@ def ways(kind: CollectiveKind, nbytes: float, cluster: Cluster, workers: int) ->
     nodes, most = cluster.spread_over(workers)
     job = _Job(kind=kind, nbytes=nbytes, workers=workers, nodes=nodes, most=most, cluster=cluster)
     if kind == CollectiveKind.SEND:
-        found = [Way("direct", job.slow, job.slow.latency_s, nbytes / job.slow.bytes_per_s)]
+        link = cluster.link_of(0, min(workers, cluster.workers) - 1)  # the furthest of them
+        found = [Way("direct", link, link.latency_s, nbytes / link.bytes_per_s)]
     elif kind == CollectiveKind.ALL_TO_ALL:
         found = [job.pairwise()]
     else:

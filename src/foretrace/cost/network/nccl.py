@@ -181,7 +181,7 @@ def _nvls(comm: Comm) -> Bandwidth:
 def _most_ll(comm: Comm) -> float:
     if comm.nodes == 1:
         return _LL_MOST[comm.generation]
-    return _LL_MOST_NET[comm.cpu][0 if comm.nodes < 4 else 1]
+    return _LL_MOST_NET[comm.cpu][comm.row - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ class NcclNetwork(Network):
         n = asked(self, nbytes, workers)
         if n < 2 or not nbytes:
             return NOTHING
-        comm = self.of(2 if kind == CollectiveKind.SEND else n)
+        comm = self.of(n)
         if kind in (CollectiveKind.SEND, CollectiveKind.ALL_TO_ALL):
             return self._direct(kind, nbytes, comm)
         time_s, way = seconds(kind, nbytes, comm)
@@ -232,9 +232,11 @@ class NcclNetwork(Network):
         """
         n, per_node = comm.ranks, comm.per_node
         inside = self.comm.channels * self.comm.intra_gb_s
+        if kind == CollectiveKind.SEND and self.wiring is not None:
+            inside = self.comm.intra_gb_s  # one cable
         hop_us = _HOP_US[comm.link if comm.nodes == 1 else "net"]["ring"][2]
         if kind == CollectiveKind.SEND:
-            rate, moved = (inside if comm.nodes == 1 else self.between_gb_s), nbytes
+            rate, moved = (inside if comm.nodes == 1 else self.between_gb_s / self.nics), nbytes
         elif comm.nodes == 1:
             rate, moved = inside, nbytes * (n - 1) / n
         else:

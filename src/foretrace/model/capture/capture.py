@@ -44,6 +44,8 @@ _SAID = {
 }
 _FEW = 100_000  # young objects, among which a search takes some milliseconds
 AUTOCAST = ("bf16", "fp16")
+# What a model's code and PyTorch raise where types, sizes or values do not fit.
+_OF_A_MODEL = (RuntimeError, TypeError, ValueError)
 PRECISIONS = ("fp32", *AUTOCAST, "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
@@ -61,7 +63,8 @@ def capture(
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
-    the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`).
+    model and batch, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and
+    `repeat`).
     `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that they were
     made with; `attention` "separate" is products and a softmax instead of one fused call.
 
@@ -79,6 +82,8 @@ def capture(
         example, samples = _batch(training, batch, values=like == "cpu")
         fake = _faked(training, mode, precision)
         data = mapped(example, (lambda each: known.of_batch(mode.of(each), each)) if like == "cpu" else mode.of)
+        if (dtype := _of_weights(precision)) is not None:  # what is given to 16-bit weights must be 16-bit, too
+            data = mapped(data, lambda each: _cast(each, dtype, mode))
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
@@ -124,14 +129,14 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], *, meta: bool) -> Op
                 return capture_on(Meta())
         except NeedsFake:
             pass
-        except (RuntimeError, NotImplementedError, TypeError, ForetraceError) as error:
+        except (*_OF_A_MODEL, ForetraceError) as error:
             # Fake tensors know more; what they cannot do either, they say.
             why = (str(error).strip() or type(error).__name__).splitlines()[0].partition("; ")[0].rstrip(".")
             notes = (f"captured on tensors of a processor, whose operators may differ from a GPU's: {why}.",)
     try:
         found = capture_on(Fake())
         return replace(found, notes=(*found.notes, *notes))
-    except RuntimeError as error:
+    except _OF_A_MODEL as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ForetraceError(
             f"the step cannot be captured: {first}; see that it runs for real, on one device, or take the operators "
@@ -218,6 +223,9 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
         tensors += [each for state in optimizer.state.values() for each in state.values() if torch.is_tensor(each)]
         tensors += [each for group in optimizer.param_groups for each in group["params"]]
     memo = {id(each): mode.of(each) for each in tensors}
+    if (of_weights := _of_weights(precision)) is not None:  # `Module.to` cannot swap tensors that something refers to
+        for each in (*training.model.parameters(), *training.model.buffers()):
+            memo[id(each)] = _cast(memo[id(each)], of_weights, mode)
     for each in tensors:
         memo[id(each)].grad = None
     kept = list(tensors)  # ids in the memo must stay those of living tensors
@@ -225,16 +233,33 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
     with mode.entered():
         model, optimizers, around, loss, scaler = copy.deepcopy(parts, memo)
     del kept
-    dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    if precision.endswith(("-weights", "-master")):
-        with mode.entered():
-            model.to(dtype)
-    elif precision in AUTOCAST:
+    if precision in AUTOCAST:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
         around = (*around, lambda: torch.autocast("cpu", dtype))
     values = {each.name: getattr(training, each.name) for each in fields(Training)}
     values |= {"model": model, "optimizers": optimizers, "around_forward": around, "loss": loss, "scaler": scaler}
     values["device"] = mode.device
     return _Watched(**values)
+
+
+def _of_weights(precision: str) -> Any:
+    """Return the type that a precision casts weights to; None where they stay as they are."""
+    import torch
+
+    if not precision.endswith(("-weights", "-master")):
+        return None
+    return torch.bfloat16 if precision.startswith("bf16") else torch.float16
+
+
+def _cast(tensor: Any, dtype: Any, mode: Sizes) -> Any:
+    """Return the tensor in another type if it holds floating-point numbers; a parameter stays one."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    with mode.entered(), torch.no_grad():
+        found = tensor.to(dtype)
+    return torch.nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else found
 
 
 class _Watched(Training):
@@ -302,6 +327,7 @@ def _logged(
         del loss
         log.active = False
         nodes, tensors, storages = log.result()
+    sparse = any(node.op == "aten::_indices" for node in nodes)
     return OperatorGraph(
         name=training.name,
         nodes=nodes,
@@ -311,6 +337,7 @@ def _logged(
         source="capture",
         recipe=_recipe(training) | _attention(attention, nodes),
         denormal=log.denormal,
+        notes=("updates by sparse gradients are costed as if they touched every row of their tables.",) * sparse,
     )
 
 

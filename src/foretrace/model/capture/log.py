@@ -23,11 +23,14 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
 from foretrace.model.capture.repeated import RepeatedCalls
-from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, SOFTMAXES, Node, Role, Storage, Tensor
+from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, EXPONENTIALS, SOFTMAXES, Node, Role, Storage, Tensor
 from foretrace.model.texts import arguments, call_text, dtype_name
 
 _LANES = 16  # numbers of a vector
 _INPUT_OF = {"aten::convolution": 0, "aten::convolution_backward": 1}  # which take another time by its layout
+_ONTO_ZEROS = frozenset(  # what backward passes of picking rows call, on zeros of their own
+    f"aten::{each}" for each in ("index_put", "index_add", "scatter_add", "scatter", "put")
+)
 _SILENT = frozenset(["prim", "prims", "profiler", "debugprims", "inductor"])  # what is no work of the model
 
 _BY_VALUE = (
@@ -332,27 +335,35 @@ class Log(TorchDispatchMode):
     def _summed_in_place(self) -> dict[int, int]:
         """Return sums of gradients as autograd makes them: on the memory of one that nobody else needs.
 
-        On fake tensors it makes them out of place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
-        Gives the storages that are other ones in truth.
+        On fake tensors it makes them out of place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp,
+        `index_backward` and `gather_backward` of FunctionsManual.cpp and TensorAdvancedIndexing.cpp). Gives the
+        storages that are other ones in truth.
         """
         moved: dict[int, int] = {}
         for i, node in enumerate(self.nodes):
-            if node.op != "aten::add" or node.phase != Phase.BACKWARD or len(node.inputs) != 2:
+            onto = 2 if node.op == "aten::add" and len(node.inputs) == 2 else 1 if node.op in _ONTO_ZEROS else 0
+            if not onto or node.phase != Phase.BACKWARD:
                 continue
-            old, new, out = (self.tensors[at] for at in (*node.inputs, *node.outputs))
-            if not old.dims == new.dims == out.dims or not old.dtype == new.dtype == out.dtype:
+            out, *given = (self.tensors[at] for at in (*node.outputs, *node.inputs[:onto]))
+            if any(each.dims != out.dims or each.dtype != out.dtype for each in given):
                 continue
             made = self._rows[out.storage]
-            for each in (old, new):
+            for each in given:
                 at = moved.get(each.storage, each.storage)
                 row = self._rows[at]
                 if row.dies == i and row.born >= 0 and row.nbytes == made.nbytes and out.storage != at:
                     row.dies, row.name = made.dies, made.name
                     row.role = made.role if made.role != Role.TEMPORARY else row.role
                     moved[out.storage] = at
-                    self.nodes[i] = replace(node, op="aten::add_")
+                    self.nodes[i] = self._in_place(node, out)
                     break
         return moved
+
+    def _in_place(self, node: Node, out: Tensor) -> Node:
+        if node.op == "aten::add":
+            return replace(node, op="aten::add_")
+        flops, read, wrote = self._work(f"{node.op}_", node.text, ((out.dims, DTYPE_BYTES.get(out.dtype, 4)),))
+        return replace(node, op=f"{node.op}_", flops=flops, read_bytes=read, written_bytes=wrote)
 
 
 def _role(row: _Row, phases: Sequence[Phase]) -> Role:

@@ -41,6 +41,9 @@ def instead(func: Any, args: Sequence[Any]) -> Any:
         x, weights, hx, cx = args[0], args[1], args[4], args[5]
         state = torch.empty_like(cx) if cx is not None else x.new_empty(0)
         return torch.empty_like(x), torch.empty_like(hx), state, [torch.empty_like(each) for each in weights]
+    if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+        # PyTorch has it for float32 and float16, too, but not its sizes.
+        return func(*(each.to(torch.bfloat16) for each in args[:2]), *args[2:]).to(args[0].dtype)
     if func not in _CTC:
         return None
     scores, targets, lengths = args[0], args[1], args[3]

@@ -14,7 +14,7 @@ from foretrace.simulate.flows.flows import Transfer
 
 def send(cluster: Cluster, source: int, target: int, nbytes: float) -> Transfer:
     """Return one worker sends to another."""
-    return _transfer(cluster, [(source, target)], nbytes, steps=1)
+    return _transfer(cluster, [(source, target)], nbytes, steps=1, alone=True)
 
 
 def ring(cluster: Cluster, workers: Sequence[int], nbytes: float, *, steps: int) -> Transfer:
@@ -33,11 +33,13 @@ def all_to_all(cluster: Cluster, workers: Sequence[int], nbytes: float) -> Trans
     return _transfer(cluster, pairs, nbytes / len(workers) if workers else 0.0, steps=1)
 
 
-def _transfer(cluster: Cluster, pairs: Iterable[tuple[int, int]], nbytes: float, *, steps: int) -> Transfer:
+def _transfer(
+    cluster: Cluster, pairs: Iterable[tuple[int, int]], nbytes: float, *, steps: int, alone: bool = False
+) -> Transfer:
     """Return connections between the pairs, in lock step; a step takes as long as the slowest one's latency."""
     route, latency_s = Counter[int](), 0.0
     for source, target in pairs:
-        links, seconds = cluster.path(source, target)
+        links, seconds = cluster.path(source, target, alone=alone)
         route.update(links)
         latency_s = max(latency_s, seconds)
     return Transfer(nbytes=nbytes, route=dict(route), latency_ns=round(steps * latency_s * 1e9))

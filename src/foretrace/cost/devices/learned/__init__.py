@@ -9,6 +9,7 @@ of a known generation) is NaN, for the next member of a `Chain`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,17 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.learned import fp32
+from foretrace.cost.devices.roofline import peak_flops
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 _VECTOR = (Family.ELEMENTWISE, Family.MOVE, Family.SOFTMAX, Family.NORM)
 _SAME = {"sub": "add", "rsub": "add", "threshold": "relu", "gelu_backward": "mul", "tanh_backward": "mul",
          "threshold_backward": "mul", "silu": "gelu", "sigmoid": "tanh"}  # fmt: skip
+# Further range of products, as tables of the same GPUs differ (DeepBench, NeuSight): those with few rows or columns,
+# which libraries split in several ways; on boards of little power, whose clock depends on their cooling, and on Pascal.
+_THIN, _THIN_ROWS = (0.5, 1.6), 100
+_UNSTEADY, _FEW_W = (0.8, 1.4), 100.0
 _TWO = 1.5  # a kernel that reads so many times what it writes has two operands
 
 
@@ -65,10 +71,16 @@ class LearnedFp32(CostModel):
         why = f"{device.short}: no trained predictor knows such a device"
         if on is not None:
             model = fp32.shipped()
-            group = self._fill(calls, model, on, seconds)
+            products = [Precision.FP32]  # whose kernels are float32's
+            if peak_flops(device, Precision.FP16) <= on.peak_flops:
+                products.append(Precision.FP16)
+            group = self._fill(calls, model, on, seconds, products)
             known = ~np.isnan(seconds)
             table = model.facts["leave_one_device_out"]["intervals"]
             low[known], high[known] = fp32.factors(table, group[known], seconds[known])
+            unsteady = (group < 2) & (on.tdp_w < _FEW_W or on.generation == 0)
+            for rows, (less, more) in ((_thin(calls), _THIN), (unsteady, _UNSTEADY)):
+                low[rows], high[rows] = low[rows] * less, high[rows] * more
             worst = max(row["networks"] for row in model.facts["leave_one_device_out"]["table"].values())
             why = (
                 f"nets trained on {len(model.facts['devices'])} GPUs; {device.short} enters by peak, bandwidth, SMs "
@@ -76,16 +88,24 @@ class LearnedFp32(CostModel):
             )
         return self._answer(seconds, low, high, why)
 
-    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.BoardFeatures, seconds: Float64) -> npt.NDArray[np.int64]:
+    def _fill(
+        self,
+        calls: Calls,
+        model: fp32.Fp32,
+        on: fp32.BoardFeatures,
+        seconds: Float64,
+        products: Sequence[Precision],
+    ) -> npt.NDArray[np.int64]:
         """Fill seconds of the rows that can be told; returns the group of every row (see `fp32.GROUPS`)."""
         group = np.full(len(calls), 2, dtype=np.int64)
-        single = calls.precision == Precision.FP32
-        rows = np.flatnonzero(single & (calls.family == Family.GEMM) & (calls.b * calls.m * calls.n * calls.k > 0))
+        mine = np.isin(calls.precision, products) & (calls.family == Family.GEMM)
+        rows = np.flatnonzero(mine & (calls.b * calls.m * calls.n * calls.k > 0))
         if len(rows):
             b, m, k, n = (column[rows] for column in (calls.b, calls.m, calls.k, calls.n))
             linear = (b == 1).astype(np.float64)
             seconds[rows] = model.sustained_s(*model.product_s(b, m, k, n, linear, on), on)
             group[rows] = linear.astype(np.int64)
+        single = calls.precision == Precision.FP32
         rows = np.flatnonzero(single & np.isin(calls.family, _VECTOR) & (calls.nbytes > 0))
         if len(rows):
             op = np.array([_operator(calls, row) for row in rows.tolist()], dtype=np.int64)
@@ -93,6 +113,11 @@ class LearnedFp32(CostModel):
             seconds[rows] = found
             group[rows] = 2 + (op >= len(fp32.VECTOR_OPS) - len(fp32.ROW_OPS))
         return group
+
+
+def _thin(calls: Calls) -> npt.NDArray[np.bool_]:
+    """Return which calls are products with few rows or columns."""
+    return np.asarray((calls.family == Family.GEMM) & (np.minimum(calls.m, calls.n) < _THIN_ROWS), dtype=np.bool_)
 
 
 def _operator(calls: Calls, row: int) -> int:

@@ -28,6 +28,7 @@ from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.devices.learned import gemm16_shift
 from foretrace.cost.devices.learned.gemm16_law import Chip, Floats, Singles, apart, seconds
 from foretrace.cost.devices.learned.gemm16_shift import Belief, LawShift, Places
+from foretrace.cost.devices.roofline import peak_flops
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
@@ -120,8 +121,8 @@ class Gemm16(CostModel):
         """Return products of 16-bit numbers; NaN for other calls, where the device has no units for them, and for all
         where the data sheet does not suffice.
         """
-        units = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
-        half = [precision for precision, peak in units.items() if peak > device.fp32_tflops]
+        least = peak_flops(device, Precision.FP32)
+        half = [each for each in (Precision.FP16, Precision.BF16) if peak_flops(device, each) > least]
         mine = (calls.family == Family.GEMM) & np.isin(calls.precision, half)
         mine &= np.minimum(np.minimum(calls.b, calls.m), np.minimum(calls.n, calls.k)) >= 1
         found = np.full(len(calls), np.nan)
