@@ -159,7 +159,7 @@ def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
     """
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
     wanted = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)]
-    usual = {each.name: each.default for each in wanted}
+    usual = {each.name: getattr(each.default, "default", each.default) for each in wanted}
 
     @wraps(command)
     def gathered(*, allow_large: bool, **given: Any) -> Given:
