@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.allocations import capacity, feasible, matrix, per_job, proportional, solve, vector
@@ -55,7 +56,8 @@ def max_min_shared(
     row, column, value = (np.concatenate(each) for each in zip(*held, strict=True))
     limits = np.concatenate([np.ones(m), have, np.zeros(len(part))])
     cost = np.append(np.zeros(level), -1.0)
-    found = solve(cost, (row, column, value), limits, [(0.0, 1.0)] * level + [(0.0, None)])
+    rows = csr_array((value, (row, column)), shape=(len(limits), len(cost)))
+    found = solve(cost, rows, limits, [(0.0, 1.0)] * level + [(0.0, None)])
     assert found is not None  # nothing at all is always feasible
     x = np.clip(found[:level].reshape(entries, n), 0.0, 1.0)
     over = max(

@@ -209,6 +209,12 @@ def test_machines_break_until_the_last_job_ends(engine: Any) -> None:
     assert np.array_equal(again.result().end_ns, result.end_ns)
 
 
+def test_jobs_that_no_engine_reaches_are_refused() -> None:
+    work = Workload.of(submit_s=[0, 4.7e9], gpus=[1, 1], work_s=[1, 1])
+    with pytest.raises(ForetraceError, match="come after 146 years"):
+        simulate(work, parse_cluster("1x1"), Policy(name="p"))
+
+
 def test_machines_break_alike_whichever_others_there_are() -> None:
     """A what-if of further racks compares the same failures."""
     costs, one = Costs(mtbf_h=20, mttr_h=1), parse_cluster("2x2x8")

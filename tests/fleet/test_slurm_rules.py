@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import REQUEUE_S
 from foretrace.fleet.policies.slurm_options import NodeWindow, fair_tree, tasks_of, windows
@@ -49,6 +50,15 @@ def test_an_array_runs_as_many_tasks_as_it_may() -> None:
     assert when[2] == when[3] == pytest.approx(22, abs=1.1) and when[4] == pytest.approx(43, abs=2.1)
     free = play(f"fifo slurm={AT_ONCE}", (0.0, 4, 20, 60), (0.5, 4, 20, 60), array=["0-4", ""])
     assert starts(free)[:4] == [1.0] * 4 and starts(free)[5] > 20, "without a limit it holds all nodes"
+
+
+def test_a_job_that_may_lie_on_two_kinds_of_gpus_is_refused() -> None:
+    work = Workload.of(submit_s=[0, 0], gpus=[4, 8], work_s=[10, 10], gpu_type=["", ""], job=["one", "two"])
+    mixed = parse_cluster("1x2x4@a+1x2x4@b")
+    with pytest.raises(ForetraceError, match=r"job 'two' may get a and b at once .* name one of them as its gpu_type"):
+        simulate(work, mixed, parse("fifo slurm=yes"))
+    named = simulate(replace(work, gpu_type=np.array(["", "b"], object)), mixed, parse("fifo slurm=yes"))
+    assert named.finished.all()
 
 
 def test_the_rest_of_an_array_moves_to_the_end_of_the_list_without_backfill() -> None:

@@ -224,17 +224,12 @@ def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
     return np.vstack([per_job(np.ones((m, n))), types]), np.concatenate([np.ones(m), workers])
 
 
-def solve(
-    cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
-) -> Float64 | None:
-    """Return the smallest cost · z where rows · z <= limits, None without one. Rows may be (row, column, value)."""
+def solve(cost: Float64, rows: Any, limits: Float64, bounds: list[tuple[float, float | None]]) -> Float64 | None:
+    """Return the smallest cost · z where rows · z <= limits, None without one. Rows may be a sparse array."""
     with needing("this policy"):
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
-    table = (
-        csr_array((rows[2], rows[:2]), shape=(len(limits), len(cost))) if isinstance(rows, tuple) else csr_array(rows)
-    )
-    found: Any = linprog(cost, A_ub=table, b_ub=limits, bounds=bounds, method="highs")
+    found: Any = linprog(cost, A_ub=csr_array(rows), b_ub=limits, bounds=bounds, method="highs")
     if found.status == 2:
         return None
     if found.status != 0:

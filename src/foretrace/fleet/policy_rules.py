@@ -88,6 +88,11 @@ class PolicyRules:
         decisions = ("order", "admit", "place", "preempt", "end", "requeue", "review")
         return not any(self.overrides(each) for each in decisions)
 
+    @property
+    def resizes(self) -> bool:
+        """Whether `place` may run elastic jobs on other numbers of GPUs than they request."""
+        return self.overrides("place")
+
     def validate(self) -> None:
         """Raise ForetraceError where a parameter makes no sense."""
         who = f"policy {self.name!r}"

@@ -219,10 +219,14 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
     """Check that the parts fit together; raises ForetraceError with what to mend."""
     policy.validate()
     costs.validate()
+    where = workload.origin.path or workload.name or "the workload"
     if not len(workload):
-        raise ForetraceError(f"{workload.origin.path or workload.name or 'the workload'} has no jobs; nothing to play.")
+        raise ForetraceError(f"{where} has no jobs; nothing to play.")
+    if workload.submit_ns[-1] >= NEVER:
+        raise ForetraceError(
+            f"{where} has jobs that come after 146 years, which cannot be played; count from the first."
+        )
     if np.isnan(workload.work_s).any():
-        where = workload.origin.path or workload.name or "the workload"
         raise ForetraceError(
             f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
             "`speeds=table=FILE`."

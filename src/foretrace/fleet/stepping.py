@@ -218,7 +218,7 @@ class Stepping(Engine):
             if isinstance(answer, Wait) and answer.cause == Cause.BEHIND:
                 break  # nobody passes
             if answer is None:
-                fewest = job.fewest if rules.places else job.wanted
+                fewest = job.fewest if policy.resizes else job.wanted
                 if state.over_quota(job, fewest):
                     answer = Wait(Cause.QUOTA)
                 else:
@@ -268,7 +268,7 @@ class Stepping(Engine):
     def _check_gpus(self, job: JobState, gpus: list[int]) -> None:
         """Raise ForetraceError where the job cannot have these."""
         state = self.state
-        fewest, most = (job.fewest, job.most) if self.rules.places else (job.wanted, job.wanted)
+        fewest, most = (job.fewest, job.most) if self.policy.resizes else (job.wanted, job.wanted)
         if not fewest <= len(gpus) <= most:
             asks = f"{fewest} to {most}" if fewest < most else f"{fewest}"
             raise self._error(job.at, f"places it on {len(gpus)} GPUs and it runs on {asks}; give it as many or a Wait")

@@ -28,7 +28,7 @@ class Rules:
     def __init__(self, state: SteppingState) -> None:
         self.state, self.policy = state, state.policy
         self.timers = Timers(state)
-        self.places = state.policy.overrides("place")  # elsewhere, or on other numbers of GPUs
+        self.places = state.policy.overrides("place")  # elsewhere
         index = self.policy.index or {}
         self.services = [float(each) * 1e9 for each in index.get("service_gpu_s", ())]
         self.values = [float(each) for each in index.get("value", ())]

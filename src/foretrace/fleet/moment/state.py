@@ -113,7 +113,7 @@ class SteppingState:
         work, facts, policy = self.workload, self.facts, self.policy
         fewest, most = np.minimum(work.min_gpus, work.gpus), np.maximum(work.max_gpus, work.gpus)
         self.never = facts.never.copy()
-        if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
+        if policy.resizes:  # it may run elastic jobs on fewer GPUs than they ask for
             self.never = (fewest > facts.capacity[facts.demand, -1]) | (
                 fewest * work.share > facts.quota[facts.tenant] + ROUNDING
             )

@@ -29,6 +29,7 @@ class Packing(Policy):
     """
 
     threshold: float = 1.0
+    resizes = False
 
     def validate(self) -> None:
         """See `Policy.validate`."""

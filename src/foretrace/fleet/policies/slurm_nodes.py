@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
 from foretrace.fleet.policies import slurm_options as stated
 from foretrace.fleet.policies.slurm_options import SchedulerParameters, SlurmOptions
@@ -77,6 +78,12 @@ class NodeTable:
         self.gpus, self.usable = work.gpus, [masks[str(each)] for each in work.gpu_type]
         self.nodes = -(-work.gpus // np.array([largest[str(each)] for each in work.gpu_type]))
         self.per_node = -(-work.gpus // self.nodes)
+        for job in np.flatnonzero(self.nodes > 1).tolist():
+            if len(kinds := np.unique(kind[self.usable[job]])) > 1:
+                raise ForetraceError(
+                    f"job {work.job[job]!r} may get {' and '.join(cluster.types[each] for each in kinds)} at once from "
+                    "Slurm, and how fast it is then is not known; name one of them as its gpu_type."
+                )
 
     def look(self, view: View) -> None:
         """Take note of who holds what now."""

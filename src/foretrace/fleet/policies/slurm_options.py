@@ -262,6 +262,7 @@ class SlurmOptions(Policy):
     preempt_mode: str = "off"
     tiers: Mapping[str, int] = field(default_factory=dict)
     qos: Mapping[str, int] = field(default_factory=dict)
+    resizes = False
 
     def validate(self) -> None:
         """See `Policy.validate`."""

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class ThroughputTable:
         return Path(self.path).name
 
     @classmethod
-    def read(cls, path: str | Path, *, reference: str = "v100") -> ThroughputTable:
+    def read(cls, path: str | Path, *, reference: str = "v100") -> Self:
         """Read a file. Raises ForetraceError with the place of the first entry that is not as the format says."""
         mend = "name a throughput file of Gavel"
         raw = reading.parse_json(reading.read_text(Path(path), mend=mend), str(path), mend=mend)
