@@ -18,6 +18,7 @@ import numpy as np
 
 from foretrace.arrays import Array, Int64
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.graph.work import element_bytes, plain_type
 from foretrace.trace.trace import Category, Collective, LaneKind, Trace
 
 BEFORE, AFTER = -2, -1  # numbers of the time before and after the recorded steps
@@ -44,11 +45,6 @@ _KINDS = tuple(
 _PREFIX = re.compile(r"^(?:c10d::|nccl:|gloo:|mpi:|ucc:|nccl(?:Dev)?Kernel_|rccl\w*?_|_)+", re.I)
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
 _UNEVEN = ("all_to_all", "send_recv", "gather", "scatter", "coalesced")  # sizes may differ between the ranks
-_BYTES = {
-    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "long int": 8, "short": 2, "char": 1,
-    "signed char": 1, "unsigned char": 1, "byte": 1, "bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-    "float32": 4, "float64": 8, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "complexfloat": 8,
-}  # fmt: skip
 
 
 def kind_of(name: str) -> str:
@@ -96,7 +92,7 @@ class What:
     @property
     def nbytes(self) -> int:
         """Bytes of the larger of both messages (input and result), −1 if unknown."""
-        elements, each = max(self.in_elements, self.out_elements), _BYTES.get(_plain(self.dtype), 0)
+        elements, each = max(self.in_elements, self.out_elements), element_bytes(self.dtype)
         return elements * each if elements >= 0 and each else -1
 
     @property
@@ -115,10 +111,6 @@ class What:
     def expects_partner(self, ranks: tuple[int, ...]) -> bool:
         """Return whether the call says itself that another rank of the set takes part."""
         return sum(rank in ranks for rank in self.peers or self.members) > 1
-
-
-def _plain(dtype: str) -> str:
-    return dtype.lower().removeprefix("c10::").removeprefix("torch.").strip()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -267,7 +259,7 @@ def _described(graph: TaskGraph, row: int, trace: Trace, own: int, call: int, no
         shape = trace.shapes_of(note)
         if shape is not None and shape.types:
             elements = _elements(shape.dims)
-            what = replace(what, dtype=_plain(shape.types[0]), in_elements=elements, out_elements=elements)
+            what = replace(what, dtype=plain_type(shape.types[0]), in_elements=elements, out_elements=elements)
     for index in (call, own):
         if index >= 0:
             what = _told(what, trace.collectives[index], graph.lanes[graph.lane[row]].rank)
@@ -289,7 +281,7 @@ def _told(what: What, said: Collective, rank: int) -> What:
     return replace(
         what,
         kind=kind,
-        dtype=_plain(said.dtype) or what.dtype,
+        dtype=plain_type(said.dtype) or what.dtype,
         in_elements=said.in_elements if said.in_elements >= 0 else what.in_elements,
         out_elements=said.out_elements if said.out_elements >= 0 else what.out_elements,
         group=said.group or what.group,

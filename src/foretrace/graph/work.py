@@ -19,9 +19,13 @@ Dims = list[int]
 Tensor = tuple[Dims, int]  # sizes, bytes per element
 Outputs = Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]  # (input, weight) -> output
 
-_SIZES = {
-    "float": 4, "c10::bfloat16": 2, "c10::half": 2, "double": 8, "int": 4, "long": 8, "long int": 8, "bool": 1,
-    "unsigned char": 1, "signed char": 1, "short": 2, "c10::complex<float>": 8, "scalar": 0, "c10::float8_e4m3fn": 1,
+# Names of C++, of PyTorch and of back ends.
+_NAMES = {
+    1: "bool byte char int8 uint8 float8_e4m3fn float8_e5m2", 2: "half bfloat16 float16 short int16",
+    4: "float float32 int int32", 8: "double float64 long int64 complex<float> complexfloat complex64",
+}  # fmt: skip
+_ELEMENT_BYTES = {name: size for size, names in _NAMES.items() for name in names.split()} | {
+    "long int": 8, "signed char": 1, "unsigned char": 1,
 }  # fmt: skip
 
 # Operators that look at memory in another way, or allocate it: they move nothing.
@@ -299,10 +303,20 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
     return None
 
 
+def plain_type(dtype: str) -> str:
+    """Return the name of a type without where it is defined: "bfloat16" of "c10::BFloat16"."""
+    return dtype.lower().removeprefix("tensorlist:").removeprefix("c10::").removeprefix("torch.").strip()
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return bytes of an element of this type, None where the name is none of a type of tensors."""
+    return _ELEMENT_BYTES.get(plain_type(dtype))
+
+
 def tensors(shapes: Shapes) -> Iterator[Tensor]:
     """Yield (dims, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
-        size = _SIZES.get(kind.lower().removeprefix("tensorlist:"))
+        size = element_bytes(kind)
         if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims):
             if size:
                 yield dims, size
@@ -316,7 +330,7 @@ def _lists(shapes: Shapes) -> Iterator[tuple[int, int]]:
     """Yield (numbers, bytes of each) of every list of tensors."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
         if dims and isinstance(dims[0], list):
-            yield sum(map(prod, dims)), _SIZES.get(kind.lower().removeprefix("tensorlist:"), 4)
+            yield sum(map(prod, dims)), element_bytes(kind) or 4
 
 
 def _argument(shapes: Shapes, at: int) -> str:

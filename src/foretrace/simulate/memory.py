@@ -29,6 +29,7 @@ from foretrace.graph.host import HostSpans, host_spans
 from foretrace.graph.kernels import at as values_at
 from foretrace.graph.steps import find_steps
 from foretrace.graph.taskgraph import Phase
+from foretrace.graph.work import element_bytes
 from foretrace.trace.trace import Category, Trace
 
 CATEGORIES = (
@@ -42,9 +43,6 @@ CATEGORIES = (
     "other",
 )
 _WEIGHTS, _GRADIENTS, _STATE, _ACTIVATIONS, _FLOWING, _WORKSPACE, _INPUT, _OTHER = range(len(CATEGORIES))
-
-ELEMENT_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1,
-                 "uint8": 1, "bool": 1, "complex64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
 
 # Tensors of a parameter's size per parameter, for recordings that do not hold the size of the state itself.
 _STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "RMSprop": 1,
@@ -171,7 +169,7 @@ def static_bytes(facts: Mapping[str, Any]) -> Static:
     parameters = facts.get("parameters") or []
     if not parameters:
         return Static()
-    nbytes = [each["numel"] * ELEMENT_BYTES.get(each["dtype"], 4) for each in parameters]
+    nbytes = [each["numel"] * (element_bytes(each["dtype"]) or 4) for each in parameters]
     trained = [each["trained"] and each["optimizer"] >= 0 for each in parameters]
     state: int | None = 0
     for index, optimizer in enumerate(facts.get("optimizers") or []):

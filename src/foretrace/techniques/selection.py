@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,9 @@ class _Selection(Technique):
             raise self.refuse(f"choose tasks by {', '.join(f'{name}=' for name in known)}.")
         if self.on_rank is not None and self.on_rank not in (there := graph.ranks):
             raise self.refuse(f"rank={self.on_rank} is not in this graph, which holds {_numbers(there)}.")
-        each_of = {name: value.split("|") if isinstance(value, str) else value for name, value in asked.items()}
+        each_of: dict[str, Any] = {
+            name: value.split("|") if isinstance(value, str) else value for name, value in asked.items()
+        }
         mask = select(graph, **each_of)
         if not mask.any():
             words = shlex.join(f"{name}={value}" for name, value in asked.items())

@@ -146,7 +146,7 @@ def _loading(graph: TaskGraph) -> Mask:
     """Return tasks that prepare samples: where workers were predicted theirs alone, as taking a batch over does not."""
     loading = (graph.kind == TaskKind.DATA) & ~graph.gone
     by_workers = loading & (graph.lane_kinds[graph.lane] == LaneKind.MODEL)
-    return by_workers if by_workers.any() else loading
+    return np.asarray(by_workers if by_workers.any() else loading)
 
 
 def sample_twins(graph: TaskGraph, resize: batching.Resize) -> Twins:

@@ -11,11 +11,11 @@ import numpy as np
 from foretrace.arrays import Int64, Mask
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind, per_graph
+from foretrace.graph.work import element_bytes
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.base import Prior
 
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
-_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Operators that an update runs once per parameter, and the bytes per element that their shapes show.
 _ONCE = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 12, "aten::mul_": 8, "aten::add_": 12}
 # A step's first operator on an array finds it in memory, the ones after it in a cache; a fused update meets all arrays
@@ -161,7 +161,7 @@ def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) ->
         sizes = recorded[0].get("tensors", {})
         elements = {dtype: each["elements"] for dtype, each in sizes.items()}
         count = sum(each["count"] for each in sizes.values())
-        return count, sum(_SIZES.get(dtype, 4) * each for dtype, each in elements.items())
+        return count, sum((element_bytes(dtype) or 4) * each for dtype, each in elements.items())
     steps = max(len(runs(graph, mask)), 1)
     work = mask & np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))
     for name, per_element in _ONCE.items():

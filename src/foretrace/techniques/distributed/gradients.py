@@ -13,16 +13,13 @@ from foretrace.arrays import Float64, Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.select import previous_on_lane
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind, per_graph
+from foretrace.graph.work import element_bytes
 from foretrace.simulate.replay import replay
 from foretrace.techniques.compute.batching import micro_batches
 from foretrace.techniques.memory.blocks import layer_prefixes, recorded_modules
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _EVALUATE = f"autograd::engine::evaluate_function: {_ACCUMULATE}"
-BYTES = {
-    "float": 4, "float32": 4, "double": 8, "float64": 8, "c10::bfloat16": 2, "bfloat16": 2, "c10::half": 2,
-    "float16": 2,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +86,7 @@ def _accumulated(graph: TaskGraph) -> tuple[Gradient, ...]:
         if not operator.tensor(0):
             return ()
         shapes.append(operator.tensor(0))
-        sizes.append(BYTES.get(operator.type(0).lower(), 4))
+        sizes.append(element_bytes(operator.type(0)) or 4)
     known = _order(graph, shapes)
     parameters = graph.info.recording.get("parameters", [])
     return tuple(
@@ -136,7 +133,7 @@ def _observed(graph: TaskGraph) -> tuple[Gradient, ...]:
             name=str(parameters[index]["name"]),
             parameter=index,
             shape=tuple(int(n) for n in parameters[index]["shape"]),
-            itemsize=BYTES.get(str(parameters[index]["dtype"]), 4),
+            itemsize=element_bytes(parameters[index]["dtype"]) or 4,
             ready=ready[i],
             device=device[i],
         )

@@ -17,6 +17,7 @@ import numpy as np
 from foretrace.arrays import Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.work import element_bytes
 
 _CONVOLUTIONS = (
     "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose", "miopen_convolution", "thnn_conv2d",
@@ -54,7 +55,6 @@ _VARIABLES = {
 }
 # Bytes per unit, step and sample: what oneDNN keeps of an LSTM in float32 (measured: 63.4).
 _WORKSPACE = 64
-_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "unsigned char": 1, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Saved:
     @property
     def nbytes(self) -> int:
         """Size in memory."""
-        return self.numel * _BYTES.get(self.dtype, 4)
+        return self.numel * (element_bytes(self.dtype) or 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
