@@ -45,7 +45,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class _Limits:
     """Between which values a number makes sense, and what to say beside that where it lies outside."""
 
     least: float | None = None
@@ -87,9 +87,9 @@ def parameter(
 ) -> Any:
     """Return a field that the user sets; required where it has no default.
 
-    `key` is its name in text, if another. `limits` are those of `Limits`: a technique outside of them is not made.
+    `key` is its name in text, if another. `limits` are those of `_Limits`: a technique outside of them is not made.
     """
-    made = Limits(**limits) if limits else None
+    made = _Limits(**limits) if limits else None
     return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key, "limits": made})
 
 
@@ -113,7 +113,7 @@ def _stated(doc: str, unit: str, larger_is: Larger | None) -> dict[str, Any]:
     larger_is = larger_is or ("faster" if unit == "GB/s" else "slower")
     ends = {"most": 1.0} if unit == "share" else {"most": MOST_RATE if larger_is == "faster" else MOST}
     lowest = "above" if larger_is == "faster" and unit != "share" else "least"
-    limits = Limits(**{lowest: 0.0}, **ends, hint="or leave it out")
+    limits = _Limits(**{lowest: 0.0}, **ends, hint="or leave it out")
     return {"doc": doc, "unit": unit, "larger_is": larger_is, "limits": limits}
 
 
