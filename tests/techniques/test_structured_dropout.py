@@ -180,4 +180,4 @@ def test_where_it_does_not_fit() -> None:
         StructuredDropout().apply(training)
     for wrong in ({"p": 1.0}, {"p": 0.0}, {"span": -1}):
         with pytest.raises(NotApplicableError, match=r"^structured-dropout: .*[.]$"):
-            StructuredDropout(**wrong)  # type: ignore[arg-type]
+            StructuredDropout(**wrong)

@@ -40,7 +40,9 @@ class FasterDevice(Technique):
     device: str = parameter("", doc="the device to predict, e.g. device=h100; foretrace devices lists them")
     recorded: str = parameter("", doc="the device of the recording, where it names none that the catalog has")
     ratio: float | None = parameter(None, doc="how many times faster every kernel runs", unit="×", above=0)
-    compute: float | None = parameter(None, doc="the same for products, convolutions, attention", unit="×", above=0)
+    compute: float | None = parameter(
+        None, doc="the same for matrix products, convolutions, attention", unit="×", above=0
+    )
     memory: float | None = parameter(None, doc="the same for all other kernels (memory bandwidth)", unit="×", above=0)
     copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×", above=0)
     products: float | None = derived(doc="with device=, time of products relative to the predicted one")
