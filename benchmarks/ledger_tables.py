@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretrace.experiment.ledger import Row
-from foretrace.experiment.tables import floor_of, summaries
+from foretrace.experiment.ledger import Row, floor_of, summaries
 
 HEADER = (
     "technique", "model", "step, ms", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor",

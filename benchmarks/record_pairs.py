@@ -24,8 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foretrace.experiment.ledger import Ledger
-from foretrace.experiment.tables import write
+from foretrace.experiment.ledger import Ledger, write
 from foretrace.files import write_bytes
 from verify_zoo import concluded
 

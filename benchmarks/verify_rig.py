@@ -23,7 +23,7 @@ from itertools import groupby
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Ledger, Row
+from foretrace.experiment.ledger import Ledger, Row, write
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import is_emulated
 from foretrace.experiment.links.job import LinkJob, LinkOutcome
@@ -31,7 +31,6 @@ from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import Find, completed, rig_for, verify
 from foretrace.experiment.processes import WorkerError
 from foretrace.experiment.statistics import Verdict
-from foretrace.experiment.tables import write
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.optimise import Optimiser
 from foretrace.plan.result import OptimiseRequest

@@ -24,9 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from foretrace.experiment.ledger import Ledger
+from foretrace.experiment.ledger import Ledger, write
 from foretrace.experiment.statistics import Verdict
-from foretrace.experiment.tables import write
 from foretrace.techniques.arguments import parse
 from foretrace.zoo.registry import entries
 

@@ -109,7 +109,10 @@ def test_verdicts(gain: float, interval: tuple[float, float], expected: str) -> 
         (["--network", "0gbit", "--workers", "4"], "0gbit"),
         (["--network", "1gbit", "--workers", "1"], "--workers"),
         (["--network", "1gbit", "--workers", "4", "--method", "zip"], "zip"),
-        (["--network", "1gbit", "--workers", "4", "--method", "topk share=7"], "share=7"),
+        (
+            ["--network", "1gbit", "--workers", "4", "--method", "topk share=7"],
+            "share must be above 0",
+        ),
         (["--network", "1gbit", "--workers", "4", "--tolerance", "nan"], "--tolerance nan"),
         (["--network", "1gbit", "--workers", "4", "--seconds", "inf"], "--seconds inf"),
         (["--network", "1gbit", "--workers", "4", "--bucket-mb", "-1"], "bucket_mb=-1"),

@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import APPLICATION, Ledger, default_path, verified_on
-from foretrace.experiment.tables import csv, write
+from foretrace.experiment.ledger import APPLICATION, Ledger, csv, default_path, verified_on, write
 from tests.experiment.ledger_rows import make_row
 from verify_zoo import concluded
 

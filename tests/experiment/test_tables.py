@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.experiment.tables import summaries
+from foretrace.experiment.ledger import summaries
 from ledger_tables import markdown, markdown_summary
 from tests.experiment.ledger_rows import make_row
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,8 +165,6 @@ def test_more_samples_cost_less_each() -> None:
     [
         (BatchSize(), "either to= .* or by="),
         (BatchSize(to=4, by=2.0), "either to= .* or by="),
-        (BatchSize(to=0), "at least one sample"),
-        (BatchSize(by=-1.0), "at least one sample"),
         (BatchSize(to=8), "does not say how many samples"),
         (BatchSize(to=8, recorded=8), "that size already"),
         (BatchSize(by=0.3, recorded=16), "no whole number"),
@@ -174,6 +173,14 @@ def test_more_samples_cost_less_each() -> None:
 def test_refusals(technique: BatchSize, reason: str) -> None:
     with pytest.raises(NotApplicableError, match=reason):
         technique.predict(Cpu().graph())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"), [({"to": 0}, "to must be 1 or more"), ({"by": -1.0}, "by must be above 0")]
+)
+def test_sizes_that_cannot_be_are_refused(sizes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotApplicableError, match=reason):
+        BatchSize(**sizes)
 
 
 def test_apply_makes_another_loader() -> None:

@@ -178,7 +178,7 @@ def test_buckets_of_two_types() -> None:
         ("workers=2 network=1gbit buckets_mb=1,x", "buckets_mb=1,x is no list"),
         ("workers=2 network=1gbit buckets_mb=1,nan", "buckets_mb=1,nan is no list"),
         ("workers=2 network=1gbit buckets_mb=1,2 bucket_mb=3", "exclude each other"),
-        ("workers=2 network=1gbit gradient_mb=-1", "gradient_mb=-1.0 is no size"),
+        ("workers=2 network=1gbit gradient_mb=-1", "gradient_mb must be 0 or more and below 1,000,000,000, got -1"),
     ],
 )
 def test_mistakes_are_refused(text: str, said: str) -> None:

@@ -167,7 +167,7 @@ def test_models_before_it_are_heard_for_products_between_devices_of_one_vendor()
     ("faster-device device=abacus", Gpu().graph(), "device 'abacus' is in no catalog"),
     ("faster-device device=h100 recorded=abacus", Gpu().graph(), "device 'abacus' is in no catalog"),
     ("faster-device device=tpu-v4", Gpu().graph(), "no rate of TPU-v4"),
-    ("faster-device device=h100 compute=0", Gpu().graph(), "ratios must be above 0"),
+    ("faster-device device=h100 compute=0", Gpu().graph(), "compute must be above 0, got 0"),
     ("faster-device", Gpu().graph(), "device=h100, or give ratio="),
     ("faster-device device=h100", Cpu().graph(), "no device work"),
 ])  # fmt: skip

@@ -84,7 +84,6 @@ def test_memory_is_noted() -> None:
 @pytest.mark.parametrize(
     ("graph", "technique", "reason"),
     [
-        (CPU, GradientAccumulation(steps=1), "2 or more"),
         (CPU, GradientAccumulation(steps=3, recorded=16), "cannot be cut into 3 equal parts"),
         (UNKNOWN, GradientAccumulation(steps=2), "how large the gradients are"),
     ],
@@ -92,6 +91,11 @@ def test_memory_is_noted() -> None:
 def test_refusals(graph: TaskGraph, technique: GradientAccumulation, reason: str) -> None:
     with pytest.raises(NotApplicableError, match=reason):
         technique.predict(graph)
+
+
+def test_one_micro_batch_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="steps must be 2 or more, got 1"):
+        GradientAccumulation(steps=1)
 
 
 def test_apply_gives_the_gradients_of_the_whole_batch() -> None:

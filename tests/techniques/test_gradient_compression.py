@@ -184,12 +184,12 @@ def test_encoding_stands_on_the_lane_of_the_backward_pass() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("method=topk share=0", "share=0.0 is no share"),
-        ("method=topk share=2", "share=2.0 is no share"),
-        ("method=powersgd rank=0", "rank=0 is no rank"),
+        ("method=topk share=0", "share must be above 0 and at most 1, got 0"),
+        ("method=topk share=2", "share must be above 0 and at most 1, got 2"),
+        ("method=powersgd rank=0", "rank must be 1 or more, got 0"),
         ("method=powersgd start=1", "start must be 2 or more"),
         ("method=powersgd min_rate=0", "min_rate"),
-        ("method=dgc clip=-1", "clip and warm_steps"),
+        ("method=dgc clip=-1", "clip must be 0 or more, got -1"),
         ("method=fp16 encode_gb_s=0", "encode_gb_s"),
         ("method=fp16 crowding=3", "crowding"),
     ],

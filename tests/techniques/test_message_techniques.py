@@ -295,7 +295,7 @@ def test_local_steps_spread_an_average_over_steps() -> None:
     refused = {
         "every=0": "every must be 1 or more",
         "workers=1": "workers must be 2",
-        "parameter_mb=-1": "must be 0 to 1e9",
+        "parameter_mb=-1": "must be 0 or more and at most 1,000,000,000",
     }
     for wrong, said in refused.items():
         words = dict(word.split("=", 1) for word in text.split()[1:]) | dict([wrong.split("=")])

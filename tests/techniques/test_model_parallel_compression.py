@@ -102,7 +102,7 @@ def test_slow_coding_costs_more_than_it_saves() -> None:
     ("text", "says"),
     [
         ("method=quantise bits=3 rows=8 hidden=8 layers=1 network=1gbit", "bits=3"),
-        ("method=topk share=0", "share=0.0"),
+        ("method=topk share=0", "share must be above 0 and at most 1, got 0"),
         ("method=topk workers=1", "workers must be 2"),
         ("method=topk rows=-1", "0 or more"),
         ("method=topk", "or state what it would exchange"),

@@ -43,7 +43,7 @@ def test_copies_hide_behind_the_computation_where_they_are_short() -> None:
     assert before < simulate(after).step_time_s < before + 1.2e-3, (
         "the last one out and the first one back are waited for"
     )
-    assert f"{SAVED * NBYTES} bytes" in after.changes[-1].what
+    assert f"{SAVED * NBYTES:,} bytes" in after.changes[-1].what
 
 
 def test_the_step_grows_where_they_are_not() -> None:

@@ -179,7 +179,7 @@ def test_other_loaders_with_workers_are_refused(loaders: list[dict[str, Any]], d
 def test_runs_without_a_loader_are_refused() -> None:
     with pytest.raises(NotApplicableError, match="no data loading"):
         PrefetchData().predict(Gpu(data_us=0).graph())
-    with pytest.raises(NotApplicableError, match="workers must be 1 to 10,000, got 0"):
+    with pytest.raises(NotApplicableError, match="workers must be 1 or more and at most 10,000, got 0"):
         PrefetchData(workers=0).predict(Gpu(loader=LOADER).graph())
     with pytest.raises(NotApplicableError, match="in this graph already"):
         PrefetchData().predict(PrefetchData().predict(Gpu().graph()))

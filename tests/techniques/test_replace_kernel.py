@@ -36,7 +36,7 @@ def test_fewer_tasks_may_do_the_work() -> None:
     [
         ("replace-kernel time_us=5", "choose tasks by"),
         ("replace-kernel op=nothing time_us=5", "no task fits op=nothing; the names"),
-        ("replace-kernel op=aten::relu time_us=-1", "is no time"),
+        ("replace-kernel op=aten::relu time_us=-1", "time_us must be 0 or more, got -1"),
         ("replace-kernel op=aten::relu time_us=5 count=0", "leaves no task"),
     ],
 )

@@ -214,7 +214,7 @@ def test_refusals() -> None:
         ActivationOffload(to="host").apply(_made("cnn"))
     with pytest.raises(NotApplicableError, match="give a smaller min_bytes"):
         ActivationCompression(min_bytes=1 << 40).predict(_graph("cnn"))
-    with pytest.raises(NotApplicableError, match="prefetch=0"):
+    with pytest.raises(NotApplicableError, match="prefetch must be 1 or more, got 0"):
         ActivationOffload(prefetch=0).predict(_graph("cnn"))
 
 

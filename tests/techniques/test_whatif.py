@@ -118,7 +118,7 @@ def test_reasons_pass_through() -> None:
         whatif(Gpu().graph(), [Scale(named="nothing", by=2)])
     with pytest.raises(NotApplicableError, match="choose tasks by"):
         whatif(Gpu().graph(), [Remove()])
-    with pytest.raises(NotApplicableError, match="by must be 0 to 1e6, got -"):
+    with pytest.raises(NotApplicableError, match="by must be 0 or more and at most 1,000,000, got -"):
         whatif(Gpu().graph(), [Scale(named="*", by=-1)])
 
 

@@ -60,14 +60,14 @@ def ledger(
     Example: foretrace ledger --technique mixed-precision --export rows.csv
     """
     if export is not None:
-        experiment.tables.checked(export)
+        experiment.ledger.checked(export)
     base = experiment.Ledger(ledger)
     if import_ is not None:
         added = base.import_jsonl(import_)
         options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
     rows = base.rows(model=model, technique=technique)
     view = report.verification.ledger(rows, source=str(base.path), summary_only=summary)
-    return Reply(result=view, files={export: lambda path: experiment.tables.write(rows, path)})
+    return Reply(result=view, files={export: lambda path: experiment.ledger.write(rows, path)})
 
 
 LinkRate = Annotated[str, option(..., "RATE", "Rate of every worker's link, such as 300mbit.")]

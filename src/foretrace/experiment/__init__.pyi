@@ -1,8 +1,8 @@
 """What commands use of the package: `lazy.py` loads it from here."""
 
 from foretrace.experiment import collectives as collectives
+from foretrace.experiment import ledger as ledger
 from foretrace.experiment import processes as processes
-from foretrace.experiment import tables as tables
 from foretrace.experiment.calibrate import as_here as as_here
 from foretrace.experiment.calibrate import environment_like as environment_like
 from foretrace.experiment.calibrate import every_operator as every_operator

@@ -128,20 +128,16 @@ class UtilisationView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         found = self.usage
-        yield table(
-            ["", ""],
-            [
-                ("step", within(found.step_time_s, found.interval_s)),
-                (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
-                ("peak bandwidth", share(found.of_peak_bandwidth)),
-                ("device busy", share(found.busy)),
-                (
-                    "FLOPs per byte",
-                    f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
-                ),
-                ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
-            ],
-        )
+        roofline = f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole"
+        rows = [
+            ("step", within(found.step_time_s, found.interval_s)),
+            (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
+            ("peak bandwidth", share(found.of_peak_bandwidth)),
+            ("device busy", share(found.busy)),
+            ("FLOPs per byte", roofline),
+            ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
+        ]
+        yield table(["", ""], rows)
 
 
 def utilisation(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
@@ -158,22 +154,13 @@ def utilisation(found: ModelUsage, *, model: str, training: bool, next: str) -> 
     return UtilisationView(
         headline=sentence,
         usage=taken(
-            ModelUsageView,
-            used,
-            step,
-            found.operators,
-            model=model,
-            device=found.device.name,
-            precision=used.precision.name.lower(),
-            training=training,
-            interval_level=_LEVEL,
-            of_peak_flops_range=found.of_peak_flops_range,
-            ridge=used.peaks.ridge,
+            ModelUsageView, used, step, found.operators, model=model, device=found.device.name,
+            precision=used.precision.name.lower(), training=training, interval_level=_LEVEL,
+            of_peak_flops_range=found.of_peak_flops_range, ridge=used.peaks.ridge,
             cost_sources=dict(step.cost_sources),
         ),
-        notes=found.notes,
-        next=next,
-    )
+        notes=found.notes, next=next,
+    )  # fmt: skip
 
 
 _PARTS = {"forward": (FORWARD,), "backward": BACKWARD, "iteration": (FORWARD, *BACKWARD)}

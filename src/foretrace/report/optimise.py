@@ -133,7 +133,7 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
             tensors=0 if answer.problem is None else len(answer.problem),
             tasks=len(answer.graph),
         ),
-        notes=_notes(answer), next=_next(answer, source, techniques),
+        notes=_notes(answer), next=command("whatif", source, do=techniques) if techniques else "",
     )  # fmt: skip
 
 
@@ -189,10 +189,6 @@ def _notes(answer: Answer) -> tuple[str, ...]:
     if answer.graph.n_steps < 3 and answer.overtaking is not None:
         notes.append("Messages that overtake are not checked by the whole graph: that needs three recorded steps.")
     return tuple(notes)
-
-
-def _next(answer: Answer, source: str, techniques: tuple[str, ...]) -> str:
-    return command("whatif", source, do=techniques) if techniques else ""
 
 
 def _without_search(text: str) -> str:

@@ -9,9 +9,8 @@ import msgspec
 
 from foretrace.experiment import statistics
 from foretrace.experiment.job import Assumed, Job, Outcome
-from foretrace.experiment.ledger import Row
+from foretrace.experiment.ledger import Row, Summary, floor_of, summaries
 from foretrace.experiment.statistics import Ratio, Verdict
-from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import shared
 from foretrace.report.blocks import Block, Column, Line, Next, listing
 from foretrace.report.names import command
@@ -322,20 +321,16 @@ def headline(outcome: Outcome) -> str:
 def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> LedgerView:
     """Return rows of a ledger and how well they were predicted; `summary_only` leaves the single rows out."""
     found = summaries(rows)
+    shown = [
+        taken(
+            LedgerRowView, row, floor=floor_of(row),
+            predicted=Ratio(value=row.predicted, low=row.predicted_low, high=row.predicted_high),
+            measured=Ratio(value=row.measured, low=row.measured_low, high=row.measured_high),
+        )
+        for row in ([] if summary_only else rows)
+    ]  # fmt: skip
     return LedgerView(
-        headline=_ledger_headline(found[-1] if found else None), source=source,
-        rows=()
-        if summary_only
-        else tuple(
-            taken(
-                LedgerRowView,
-                row,
-                floor=floor_of(row),
-                predicted=Ratio(value=row.predicted, low=row.predicted_low, high=row.predicted_high),
-                measured=Ratio(value=row.measured, low=row.measured_low, high=row.measured_high),
-            )
-            for row in rows
-        ),
+        headline=_ledger_headline(found[-1] if found else None), source=source, rows=tuple(shown),
         summary=found, notes=(), next="" if summary_only or not found else "foretrace ledger --summary",
     )  # fmt: skip
 
@@ -375,8 +370,8 @@ def _speed(ratio: Ratio) -> str:
 def _next(outcome: Outcome, ledger: str) -> str:
     if outcome.trial.verdict == Verdict.INCONCLUSIVE:
         job, usual = outcome.job, Job(techniques=(), model="")
-        asked = {name: getattr(job, name) for name in ("size", "threads", "batches", "device", "steps")}
-        same = {name: value for name, value in asked.items() if value != getattr(usual, name)}
+        kept = ("size", "threads", "batches", "device", "steps")
+        same = {name: getattr(job, name) for name in kept if getattr(job, name) != getattr(usual, name)}
         return command("verify", *job.techniques, model=job.model, **same, seconds=f"{3 * job.seconds:g}")
     return command("ledger", ledger=ledger) if ledger else ""
 

@@ -8,12 +8,14 @@ then the technique works with the central value and `predict` records the plausi
 
 from __future__ import annotations
 
+import operator
 import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from functools import cache
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
@@ -43,6 +45,28 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """Between which values a number makes sense, and what to say beside that where it lies outside."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    hint: str = ""
+
+    def broken(self, value: float) -> str:
+        """Return what a value must be, as in "above 0 and at most 1"; "" where it is that."""
+        kept = (
+            (self.least, "{:,.0f} or more", operator.ge), (self.above, "above {:,.0f}", operator.gt),
+            (self.most, "at most {:,.0f}", operator.le), (self.below, "below {:,.0f}", operator.lt),
+        )  # fmt: skip
+        given = [(end, words, holds) for end, words, holds in kept if end is not None]
+        if all(holds(value, end) for end, _, holds in given) and isfinite(value):
+            return ""
+        return " and ".join(words.format(end) for end, words, _ in given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter of a technique, for listings and for reading arguments."""
 
@@ -58,9 +82,15 @@ class Parameter:
     larger_is: Larger = "slower"  # what a larger value does to the step, where it matters
 
 
-def parameter(default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = "") -> Any:
-    """Return a field that the user sets; required where it has no default. `key` is its name in text, if another."""
-    return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key})
+def parameter(
+    default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = "", **limits: Any
+) -> Any:
+    """Return a field that the user sets; required where it has no default.
+
+    `key` is its name in text, if another. `limits` are those of `_Limits`: a technique outside of them is not made.
+    """
+    made = _Limits(**limits) if limits else None
+    return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key, "limits": made})
 
 
 def prior(
@@ -80,7 +110,11 @@ def derived(*, doc: str, unit: str = "×", larger_is: Larger | None = None) -> A
 
 
 def _stated(doc: str, unit: str, larger_is: Larger | None) -> dict[str, Any]:
-    return {"doc": doc, "unit": unit, "larger_is": larger_is or ("faster" if unit == "GB/s" else "slower")}
+    larger_is = larger_is or ("faster" if unit == "GB/s" else "slower")
+    ends = {"most": 1.0} if unit == "share" else {"most": MOST_RATE if larger_is == "faster" else MOST}
+    lowest = "above" if larger_is == "faster" and unit != "share" else "least"
+    limits = _Limits(**{lowest: 0.0}, **ends, hint="or leave it out")
+    return {"doc": doc, "unit": unit, "larger_is": larger_is, "limits": limits}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +139,14 @@ class Technique(ABC):
             cls.name = re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
 
     def __post_init__(self) -> None:
-        """Refuse a quantity that nothing can be, whoever gives it: below 0, without end, or a rate of 0."""
+        """Refuse what is no choice, and what lies outside of its limits: an assumption below 0, or a rate of 0."""
         for each in fields(self):
-            value, known = getattr(self, each.name), each.metadata
-            if value is None or "larger_is" not in known:
-                continue
-            share, rate = known["unit"] == "share", known["larger_is"] == "faster"
-            most = 1.0 if share else MOST_RATE if rate else MOST
-            if not 0 <= value <= most or (rate and not share and value == 0):
-                least = "above 0" if rate and not share else "0 or more"
-                wanted = f"{least} and at most {most:,.0f}"
-                raise self.refuse(f"{each.name} must be {wanted}, got {value:g}; or leave it out.")
+            value, limits, choices = getattr(self, each.name), each.metadata.get("limits"), each.metadata.get("choices")
+            if choices and value is not None and value not in choices:
+                raise self.refuse(f"{each.name}={value} is not one of {', '.join(filter(None, choices))}.")
+            if limits is not None and value is not None and (wanted := limits.broken(value)):
+                hint = f"; {limits.hint}" if limits.hint else ""
+                raise self.refuse(f"{each.name} must be {wanted}, got {value:g}{hint}.")
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:

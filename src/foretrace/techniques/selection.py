@@ -60,11 +60,12 @@ class Scale(_Selection):
     source = "Daydream (ATC 2020), section 4.3: primitives select and scale"
     not_applied = "it supposes a speed and does not say how to reach it."
 
-    by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
+    by: float = parameter(
+        doc="factor on the duration: 0.5 is twice as fast", unit="×", least=0, most=1e6,
+        hint="give by=0.5 for half the time",
+    )  # fmt: skip
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if not 0 <= self.by <= 1e6:
-            raise self.refuse(f"by must be 0 to 1e6, got {self.by:g}; give by=0.5 for half the time.")
         return edit.scale(graph, self.chosen(graph), self.by)
 
 
@@ -107,12 +108,12 @@ class ReplaceKernel(_Selection):
     source = "Daydream (ATC 2020), section 4.3: primitives select, scale and insert"
     not_applied = "the kernel is yours: put it into the model, record again, and compare the recordings."
 
-    time_us: float = parameter(doc="time of one task, measured or promised", unit="µs")
+    time_us: float = parameter(
+        doc="time of one task, measured or promised", unit="µs", least=0, hint="give microseconds per task"
+    )
     count: int | None = parameter(None, doc="tasks per step that do the work of all that were chosen")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if not 0 <= self.time_us < np.inf:
-            raise self.refuse(f"time_us={self.time_us:g} is no time; give microseconds per task, e.g. time_us=25.")
         if self.count is not None and self.count < 1:
             raise self.refuse(f"count={self.count} leaves no task; use remove for that, or give 1 or more.")
         mask = self.chosen(graph) & (graph.dur > 0)

@@ -38,7 +38,7 @@ class ClusteredHeads(Technique):
     effort = "counts to choose per layer; other scores, accuracy to check"
 
     clusters: str = parameter(doc="clusters of heads in every layer, or of each layer: 8,4,2,2")
-    warm_up: int = parameter(16, doc="first tokens of a request that all heads attend", unit="tokens")
+    warm_up: int = parameter(16, doc="first tokens of a request that all heads attend", unit="tokens", least=1)
     by: str = parameter(
         "scores", doc="how heads are clustered; random is what scores have to beat", choices=("scores", "random")
     )
@@ -105,8 +105,6 @@ class ClusteredHeads(Technique):
         words = self.clusters.split(",")
         if not all(word.strip().isdigit() and int(word) for word in words):
             raise self.refuse(f"clusters={self.clusters} must be whole numbers above 0; write 4, or 8,4,2,2.")
-        if self.warm_up < 1:
-            raise self.refuse(f"warm_up={self.warm_up} must be 1 token or more.")
         return [int(word) for word in words]
 
     def _calls(self, graph: TaskGraph) -> list[DecodedAttention]:

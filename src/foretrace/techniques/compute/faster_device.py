@@ -40,10 +40,12 @@ class FasterDevice(Technique):
 
     device: str = parameter("", doc="the device to predict, e.g. device=h100; foretrace devices lists them")
     recorded: str = parameter("", doc="the device of the recording, where it names none that the catalog has")
-    ratio: float | None = parameter(None, doc="how many times faster every kernel runs", unit="×")
-    compute: float | None = parameter(None, doc="the same for matrix products, convolutions, attention", unit="×")
-    memory: float | None = parameter(None, doc="the same for all other kernels (memory bandwidth)", unit="×")
-    copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×")
+    ratio: float | None = parameter(None, doc="how many times faster every kernel runs", unit="×", above=0)
+    compute: float | None = parameter(
+        None, doc="the same for matrix products, convolutions, attention", unit="×", above=0
+    )
+    memory: float | None = parameter(None, doc="the same for all other kernels (memory bandwidth)", unit="×", above=0)
+    copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×", above=0)
     products: float | None = derived(doc="with device=, time of products relative to the predicted one")
     unsized: float | None = derived(doc="the same of products whose sizes the recording does not tell")
     kernels: float | None = derived(doc="with device=, time of all other kernels relative to the predicted one")
@@ -63,8 +65,6 @@ class FasterDevice(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not graph.on_device.any():
             raise self.refuse("the recording has no device work; use scale on its operators.")
-        if min(*(1.0 if each is None else each for each in (self.ratio, self.compute, self.memory)), self.copy) <= 0:
-            raise self.refuse("ratios must be above 0.")
         changed = self._on_device(graph) if self.device else self._by_ratio(graph)
         changed = _shrink_backlog(graph, changed)
         host = self.values(graph)["host"]

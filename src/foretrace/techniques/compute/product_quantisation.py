@@ -77,8 +77,8 @@ class ProductQuantisation(Technique):
     effort = "layers replaced; to be trained again, accuracy to check"
     needs = "a job that runs its model forward alone, on a processor"
 
-    length: int = parameter(9, doc="numbers of a sub-vector", unit="numbers")
-    prototypes: int = parameter(16, doc="prototypes of each sub-space")
+    length: int = parameter(9, doc="numbers of a sub-vector", unit="numbers", least=1)
+    prototypes: int = parameter(16, doc="prototypes of each sub-space", least=1)
     distance: str = parameter("l2", doc="how the nearest prototype is found", choices=("l1", "l2"))
     first: bool = parameter(False, doc="replace the first layer that runs, too")
     measured: float | None = prior(
@@ -134,7 +134,6 @@ class ProductQuantisation(Technique):
         return None if plain is None or new is None else (plain, new)
 
     def _calls(self, graph: TaskGraph) -> list[RecordedProduct]:
-        self._check()
         if graph.info.platform != "cpu":
             raise self.refuse("what a look-up takes on a device was never measured; record on a processor.")
         if np.any((graph.phase == Phase.BACKWARD) & ~graph.gone):
@@ -154,19 +153,11 @@ class ProductQuantisation(Technique):
             )
         return found
 
-    def _check(self) -> None:
-        for name in ("length", "prototypes"):
-            if getattr(self, name) < 1:
-                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        if self.distance not in ("l1", "l2"):
-            raise self.refuse(f"distance must be l1 or l2, got {self.distance}.")
-
     def realise(self, training: Training) -> Training:
         import torch
 
         from foretrace.training.product_quantised import Quantiser, quantise
 
-        self._check()
         batches = list(islice(training.batches(), _LEARNED))
         if not batches:
             raise self.refuse("the loader gives no batch to learn prototypes from.")

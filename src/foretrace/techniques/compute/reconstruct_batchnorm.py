@@ -37,8 +37,9 @@ class ReconstructBatchnorm(Technique):
     needs = "a processor, BatchNorm2d in float32"
 
     min_bytes: int = parameter(
-        1 << 20, doc="batch norms of smaller inputs stay: calling the module costs more than it gains", unit="B"
-    )
+        1 << 20, doc="batch norms of smaller inputs stay: calling the module costs more than it gains", unit="B",
+        least=0,
+    )  # fmt: skip
     call_us: float | None = prior(
         80.0,
         30.0,
@@ -72,8 +73,6 @@ class ReconstructBatchnorm(Technique):
         return found | (_ON_CPU if _on_cpu(graph) else _ON_DEVICE)
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if self.min_bytes < 0:
-            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         ahead = _training_norms(graph)
         if not ahead.any():
             raise self.refuse("the recording shows no batch normalisation in its forward pass.")

@@ -39,15 +39,16 @@ class StructuredDropout(Technique):
     source = "Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021, sections 3 and 4"
     effort = "modules replaced; dropout of other units, accuracy to check"
 
-    p: float = parameter(0.5, doc="probability that a unit is dropped")
+    p: float = parameter(0.5, doc="probability that a unit is dropped", above=0, below=1)
     connections: str = parameter(
         "both",
         doc="what is dropped this way: input of every layer, or both input and recurrent",
         choices=("input", "both"),
     )
     span: int = parameter(
-        0, doc="time steps after which units are redrawn; 0: once per sequence and training step", unit="time steps"
-    )
+        0, doc="time steps after which units are redrawn; 0: once per sequence and training step", unit="time steps",
+        least=0,
+    )  # fmt: skip
     measured: float | None = prior(
         1.0,
         0.9,
@@ -108,7 +109,6 @@ class StructuredDropout(Technique):
     def realise(self, training: Training) -> Training:
         from foretrace.training.structured_lstm import DropoutLSTM, StructuredDropoutLSTM
 
-        self._check()
         mine = [
             (name, module)
             for name, module in training.model.named_modules()
@@ -134,15 +134,8 @@ class StructuredDropout(Technique):
             )
         return replace(training, model=model)
 
-    def _check(self) -> None:
-        if not 0.0 < self.p < 1.0:
-            raise self.refuse(f"p={self.p} drops nothing or everything; give a p between 0 and 1.")
-        if self.span < 0:
-            raise self.refuse(f"span={self.span} is below 0; give a number of time steps, or 0 for the whole sequence.")
-
     def _places(self, graph: TaskGraph) -> list[LstmCall]:
         """Return where the recording shows what shrinks; refuses where there is nothing."""
-        self._check()
         found = places(graph)
         if not found:
             raise self.refuse(

@@ -27,7 +27,8 @@ from foretrace.training.training import Training
 WORKER = "fetch batch (worker)"
 MOST_WORKERS = 4  # where nobody says how many
 
-_MOST = 10_000  # processes, and batches that each may have ready
+# Processes, and batches that each may have ready.
+_FEW: dict[str, Any] = {"least": 1, "most": 10_000, "hint": "cores and memory allow few"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,9 +141,9 @@ class PrefetchData(Technique):
     effort = "one argument of the DataLoader; memory and cores for its workers"
 
     workers: int | None = parameter(
-        None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"
+        None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}", **_FEW
     )
-    prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
+    prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker", **_FEW)
     pinned: bool = parameter(False, doc="batches in pinned memory, whose copies do not block the host")
     hand_over_ms: float | None = prior(
         1.0, 0.2, 2.0, unit="ms", doc="time to take over a finished batch from a worker",
@@ -180,9 +181,6 @@ class PrefetchData(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        for name, value in (("workers", self.workers), ("prefetch_factor", self.prefetch_factor)):
-            if value is not None and not 1 <= value <= _MOST:
-                raise self.refuse(f"{name} must be 1 to {_MOST:,}, got {value}; cores and memory allow few.")
         if self.pinned and not graph.on_device.any():
             raise self.refuse("pinned memory matters for copies to a device, and the recording shows none.")
         lanes = find_fetches(graph)

@@ -43,8 +43,12 @@ class BucketFusion(Technique):
     effort = "one argument (bucket_cap_mb); memory for the larger buckets"
     needs = "as many processes as workers"
 
-    cap_mb: float = parameter(0.0, doc="size at which a bucket is sent; 0 sends all gradients in one", unit="MiB")
-    total_mb: float = parameter(0.0, doc="gradients of a recorded step, if the recording does not say", unit="MB")
+    cap_mb: float = parameter(
+        0.0, doc="size at which a bucket is sent; 0 sends all gradients in one", unit="MiB", least=0, below=1e6
+    )
+    total_mb: float = parameter(
+        0.0, doc="gradients of a recorded step, if the recording does not say", unit="MB", least=0, below=1e9
+    )
     fixed_us: float | None = derived(unit="µs", doc="time of a recorded all-reduce that does not depend on its size")
     waiting: float | None = derived(unit="share", doc="share of recorded waiting inside all-reduces that stays")
     copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying recorded gradients into a bucket and back")
@@ -53,7 +57,6 @@ class BucketFusion(Technique):
     )
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        self._check()
         found = self._recorded(graph)
         if found is None:
             plan = plan_of(graph, self)
@@ -128,16 +131,9 @@ class BucketFusion(Technique):
             return None
         return recorded_all_reduces(graph)
 
-    def _check(self) -> None:
-        if not 0 <= self.cap_mb < 1e6:
-            raise self.refuse(f"cap_mb={self.cap_mb} is no size; give MiB above 0, or 0 for all in one.")
-        if not 0 <= self.total_mb < 1e9:
-            raise self.refuse(f"total_mb={self.total_mb} is no size; give MB above 0.")
-
     def realise(self, training: Training) -> Training:
         from foretrace.training.data_parallel import in_replicas, replicas, unwrapped
 
-        self._check()
         wrapped = replicas(training, self.name)
         return in_replicas(
             unwrapped(training, self.name),

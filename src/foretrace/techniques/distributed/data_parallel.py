@@ -31,7 +31,7 @@ class DataParallel(Technique):
     effort = "more devices, a launcher and a process group"
     needs = "as many processes as workers"
 
-    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
+    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own", least=2)
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
     backend: str = parameter("", doc="what exchanges messages", choices=("", "gloo", "nccl"))
     bucket_mb: float | None = parameter(
@@ -40,7 +40,9 @@ class DataParallel(Technique):
     buckets_mb: str = parameter("", doc="sizes of the first buckets, the last one for all further: 1,4,8", unit="MiB")
     views: bool = parameter(False, doc="gradients are views of buckets (gradient_as_bucket_view): no copies back")
     unused: bool = parameter(False, doc="look for parameters without a gradient (find_unused_parameters)")
-    gradient_mb: float = parameter(0.0, doc="size of all gradients, where the recording does not show them", unit="MB")
+    gradient_mb: float = parameter(
+        0.0, doc="size of all gradients, where the recording does not show them", unit="MB", least=0, below=1e9
+    )
     skew: float | None = derived(unit="", doc="a share x of unknown gradients is ready after x^skew of the pass")
     copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying gradients into buckets and back")
     gradient_us: float | None = derived(unit="µs", doc="host time of a gradient beside its copies")
@@ -175,15 +177,11 @@ class DataParallel(Technique):
         return found
 
     def _check(self) -> None:
-        if self.workers < 2:
-            raise self.refuse("workers must be 2 or more.")
         self._caps()
         if self.bucket_mb is not None and self.buckets_mb:
             raise self.refuse("bucket_mb= and buckets_mb= exclude each other; keep one.")
         if self.stretch == 0:
             raise self.refuse("stretch must be above 0, got 0; 1 is none.")
-        if not 0 <= self.gradient_mb < 1e9:
-            raise self.refuse(f"gradient_mb={self.gradient_mb} is no size; give MB above 0.")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.data_parallel import in_replicas, need_group, sharing

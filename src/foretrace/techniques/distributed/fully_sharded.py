@@ -51,7 +51,7 @@ class FullySharded(Technique):
     effort = "more devices, a process group and wrapped modules"
     needs = "as many processes as workers"
 
-    workers: int = parameter(doc="processes, each with a share of the model and a batch of its own")
+    workers: int = parameter(doc="processes, each with a share of the model and a batch of its own", least=2)
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
     blocks: str = parameter(
         AUTO, doc="modules that are units: a pattern over paths or classes; auto is the repeated one"
@@ -191,8 +191,6 @@ class FullySharded(Technique):
 
     def _units(self, graph: TaskGraph) -> list[ShardedUnit]:
         """Return units in the order of their forward passes."""
-        if self.workers < 2:
-            raise self.refuse("workers must be 2 or more.")
         one_worker.required(self, graph)
         gradients = find_gradients(graph)
         facts = graph.info.recording
@@ -242,8 +240,6 @@ class FullySharded(Technique):
     def realise(self, training: Training) -> Training:
         from foretrace.training.data_parallel import need_group, sharded, sharing
 
-        if self.workers < 2:
-            raise self.refuse("workers must be 2 or more.")
         need_group(self.name, self.workers)
         chosen = choose(modules_of(training.model), self.blocks)
         if not chosen:

@@ -9,7 +9,6 @@ and decoding grow with the workers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -43,12 +42,19 @@ class GradientCompression(Technique):
     needs = "data-parallel before it, and its processes"
 
     method: str = parameter(doc="how gradients are compressed", choices=METHODS)
-    rank: int = parameter(4, doc="powersgd: columns of P and Q")
-    min_rate: float = parameter(2.0, doc="powersgd: tensors that shrink by no more are sent as they are", unit="×")
-    start: int = parameter(2, doc="powersgd: steps before it sets in; the prediction is for the steps after them")
-    share: float = parameter(0.01, doc="topk, randomk, dgc: elements that are sent", unit="share")
-    clip: float = parameter(0.0, doc="dgc: longest gradient of all workers together, by bucket; 0 is any")
-    warm_steps: int = parameter(0, doc="dgc: steps with more elements; the prediction is for the steps after them")
+    rank: int = parameter(4, doc="powersgd: columns of P and Q", least=1)
+    min_rate: float = parameter(
+        2.0, doc="powersgd: tensors that shrink by no more are sent as they are", unit="×", above=0
+    )
+    start: int = parameter(
+        2, doc="powersgd: steps before it sets in; the prediction is for the steps after them", least=2,
+        hint="DistributedDataParallel builds its buckets again after a step",
+    )  # fmt: skip
+    share: float = parameter(0.01, doc="topk, randomk, dgc: elements that are sent", unit="share", above=0, most=1)
+    clip: float = parameter(0.0, doc="dgc: longest gradient of all workers together, by bucket; 0 is any", least=0)
+    warm_steps: int = parameter(
+        0, doc="dgc: steps with more elements; the prediction is for the steps after them", least=0
+    )
     measured: float | None = derived(doc="time of the hook in a step relative to the hook timed alone")
     traffic: float | None = derived(doc="time of the hook on a GPU relative to what its passes over memory take")
     encode_gb_s: float | None = derived(unit="GB/s", doc="gradient bytes encoded per second")
@@ -116,32 +122,16 @@ class GradientCompression(Technique):
         from foretrace.training.compression.hooks import Registered
         from foretrace.training.data_parallel import replicas
 
-        self._check()
         parallel, settings = replicas(training, self.name), self.settings
         if self.method == "dgc":
             settings = replace(settings, momentum=_take_momentum(training))
         return replace(training, around_forward=(*training.around_forward, Registered(parallel, settings)))
 
     def _plan(self, graph: TaskGraph) -> ExchangePlan:
-        self._check()
         plan = compressible(graph, self)
         if self.method == "powersgd" and plan.gradient_mb:
             raise self.refuse("the shapes of the gradients are unknown, and PowerSGD works on matrices.")
         return plan
-
-    def _check(self) -> None:
-        if self.method not in METHODS:
-            raise self.refuse(f"there is no method {self.method!r}; choose {', '.join(METHODS)}.")
-        if self.rank < 1:
-            raise self.refuse(f"rank={self.rank} is no rank; give 1 or more.")
-        if not 0 < self.share <= 1:
-            raise self.refuse(f"share={self.share} is no share; give more than 0 and at most 1.")
-        if self.start < 2:
-            raise self.refuse("start must be 2 or more: DistributedDataParallel builds its buckets again after a step.")
-        if not (isfinite(self.min_rate) and self.min_rate > 0):
-            raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
-        if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:
-            raise self.refuse("clip and warm_steps must be 0 or more.")
 
     def _known(self, graph: TaskGraph, plan: ExchangePlan) -> Coding | None:
         """Return what coding every bucket takes, timed or by memory traffic; None where neither tells, or rates are

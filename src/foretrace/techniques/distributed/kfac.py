@@ -49,11 +49,17 @@ class Kfac(Technique):
     effort = "a few lines; damping, clip and rate to tune"
 
     fraction: float = parameter(1.0, doc="gradient-worker fraction: share of the workers that precondition a layer")
-    factors_every: int = parameter(1, doc="steps between two updates of the factors")
-    inverses_every: int = parameter(10, doc="steps between two decompositions")
-    damping: float = parameter(0.003, doc="added to the eigenvalues of a layer's curvature")
-    clip: float = parameter(0.001, doc="bound of the update's length in the metric of the curvature; 0 is none")
-    decay: float = parameter(0.95, doc="of the running factors")
+    factors_every: int = parameter(
+        1, doc="steps between two updates of the factors", least=1, hint="it is a number of steps"
+    )
+    inverses_every: int = parameter(10, doc="steps between two decompositions", least=1, hint="it is a number of steps")
+    damping: float = parameter(
+        0.003, doc="added to the eigenvalues of a layer's curvature", above=0, hint="0.003 is usual"
+    )
+    clip: float = parameter(
+        0.001, doc="bound of the update's length in the metric of the curvature; 0 is none", least=0, hint="0 is none"
+    )
+    decay: float = parameter(0.95, doc="of the running factors", least=0, below=1, hint="0.95 is usual")
     scaling: str = parameter("sample", doc="of factors: gradients of one sample, or of the mean loss as kfac-pytorch",
                              choices=("sample", "mean"))  # fmt: skip
     skip: str = parameter("", doc="layers that are left to the optimizer: globs of their names, with commas")
@@ -106,7 +112,6 @@ class Kfac(Technique):
 
     def layers(self, graph: TaskGraph) -> tuple[RecordedLayer, ...]:
         """Return the layers that are preconditioned. Refuses a graph that has none, or too little to tell."""
-        self._check()
         if graph.info.platform != "cpu":
             raise self.refuse("what its work takes on a device was never measured; record a step on a processor.")
         if graph.info.recording.get(_FACT):
@@ -211,19 +216,6 @@ class Kfac(Technique):
     def _operators(self, layers: Sequence[RecordedLayer]) -> tuple[Operator, ...]:
         return tuple(operator_of(layers, part) for part in PARTS)
 
-    def _check(self) -> None:
-        for name in ("factors_every", "inverses_every"):
-            if getattr(self, name) < 1:
-                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}; it is a number of steps.")
-        if not 0 < self.damping < float("inf"):
-            raise self.refuse(f"damping must be above 0, got {self.damping:g}; 0.003 is usual.")
-        if not 0 <= self.decay < 1:
-            raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}; 0.95 is usual.")
-        if not 0 <= self.clip < float("inf"):
-            raise self.refuse(f"clip must be 0 or more, got {self.clip:g}; 0 is none.")
-        if self.scaling not in ("sample", "mean"):
-            raise self.refuse(f"scaling must be sample or mean, got {self.scaling}; choose one.")
-
     def settings(self) -> SecondOrderSettings:
         """Return what the preconditioner takes."""
         from foretrace.training.second_order.preconditioner import SecondOrderSettings
@@ -238,7 +230,6 @@ class Kfac(Technique):
         from foretrace.training.data_parallel import plain
         from foretrace.training.second_order.preconditioner import Preconditioned, Preconditioner
 
-        self._check()
         plain(training, self.name)
         if len(training.optimizers) != 1:
             raise self.refuse(f"it preconditions one optimizer, and the training has {len(training.optimizers)}.")

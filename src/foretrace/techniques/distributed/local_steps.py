@@ -55,15 +55,23 @@ class LocalSteps(Technique):
     effort = "a few lines; convergence to check"
     needs = "as many processes as workers"
 
-    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
+    workers: int = parameter(
+        doc="processes, each with a copy of the model and a batch of its own", least=2,
+        hint="one has nobody to agree with",
+    )  # fmt: skip
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
-    every: int = parameter(4, doc="steps between two averages")
+    every: int = parameter(4, doc="steps between two averages", least=1)
     updates: str = parameter(
         "all", doc="what is sent: all, those large beside their weight, or the largest share", choices=("all", *_SHARES)
     )
-    threshold: float = parameter(0.1, doc="gaia: least update relative to its weight that is sent")
+    threshold: float = parameter(
+        0.1, doc="gaia: least update relative to its weight that is sent", least=0, most=1e6,
+        hint="0.1 sends updates of a tenth",
+    )  # fmt: skip
     backend: str = parameter("", doc="what exchanges messages", choices=("", "gloo", "nccl"))
-    parameter_mb: float = parameter(0.0, doc="size of all parameters, where the recording does not show it", unit="MB")
+    parameter_mb: float = parameter(
+        0.0, doc="size of all parameters, where the recording does not show it", unit="MB", least=0, most=1e9
+    )
     copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying parameters into one array and back")
     share: float | None = derived(doc="gaia, dgc: share of the elements that a worker sends")
     select_gb_s: float | None = derived(unit="GB/s", doc="gaia, dgc: speed of choosing, by bytes of parameters")
@@ -214,10 +222,6 @@ class LocalSteps(Technique):
         return one_worker.network_between(graph, self.network, self.workers, self.backend)
 
     def _check(self) -> None:
-        if self.workers < 2:
-            raise self.refuse(f"workers must be 2 or more, got {self.workers}; one has nobody to agree with.")
-        if self.every < 1:
-            raise self.refuse(f"every must be 1 or more, got {self.every}; it is steps between two averages.")
         if self.updates == "dgc" and self.every != 1:
             raise self.refuse(f"every must be 1 with updates=dgc, which trains on no own update, got {self.every}.")
         for name, of in (("share", _SHARES), ("select_gb_s", _SHARES), ("threshold", ("gaia",))):
@@ -225,10 +229,6 @@ class LocalSteps(Technique):
                 raise self.refuse(f"{name} is of updates={' or '.join(of)}, got updates={self.updates}; leave it out.")
         if self.share is not None and not 0 < self.share <= 1:
             raise self.refuse(f"share must be above 0 and at most 1, got {self.share:g}; 0.01 is one in a hundred.")
-        if not 0 <= self.threshold <= 1e6:
-            raise self.refuse(f"threshold must be 0 to 1e6, got {self.threshold:g}; 0.1 sends updates of a tenth.")
-        if not 0 <= self.parameter_mb < 1e9:
-            raise self.refuse(f"parameter_mb must be 0 to 1e9, got {self.parameter_mb:g}; it is MB of all parameters.")
 
     def _nbytes(self, graph: TaskGraph) -> int:
         """Return bytes of all parameters that are trained."""

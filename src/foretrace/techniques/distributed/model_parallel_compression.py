@@ -48,13 +48,17 @@ class ModelParallelCompression(Technique):
     method: str = parameter(doc="how activations are compressed", choices=METHODS)
     where: str = parameter(TENSOR, doc="between which workers", choices=(TENSOR, PIPELINE))
     depth: str = parameter("last-half", doc="which layers or boundaries", choices=("last-half", "all"))
-    share: float = parameter(0.1, doc="autoencoder: code by hidden size; topk, randomk: elements sent", unit="share")
+    share: float = parameter(
+        0.1, doc="autoencoder: code by hidden size; topk, randomk: elements sent", unit="share", above=0, most=1
+    )
     bits: int = parameter(8, doc="quantise: 2, 4 or 8 bits per element")
-    workers: int = parameter(2, doc="tensor-parallel processes, or pipeline stages")
+    workers: int = parameter(2, doc="tensor-parallel processes, or pipeline stages", least=2)
     network: str = parameter("", doc="link between them, or a file; by default times shrink with the bytes")
-    rows: int = parameter(0, doc="batch × sequence, where the recording shows no boundaries")
-    hidden: int = parameter(0, doc="hidden size; of recorded boundaries, too")
-    layers: int = parameter(0, doc="transformer layers, where the recording shows no boundaries")
+    rows: int = parameter(0, doc="batch × sequence, where the recording shows no boundaries", least=0)
+    hidden: int = parameter(0, doc="hidden size; of recorded boundaries, too", least=0)
+    layers: int = parameter(
+        0, doc="transformer layers, where the recording shows no boundaries", least=0, most=_MOST_LAYERS
+    )
     measured: float | None = derived(doc="time of encoding and decoding in a step relative to timed alone")
     encode_gb_s: float | None = derived(unit="GB/s", doc="activation bytes encoded per second")
     decode_gb_s: float | None = derived(unit="GB/s", doc="activation bytes decoded per second")
@@ -86,7 +90,6 @@ class ModelParallelCompression(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        self._check()
         rows = self._recorded(graph)
         return self._replaced(graph, rows) if len(rows) else self._put_in(graph)
 
@@ -195,7 +198,6 @@ class ModelParallelCompression(Technique):
 
     def _sizes(self, graph: TaskGraph) -> tuple[int, ...]:
         """Return bytes of the activations that are exchanged."""
-        self._check()
         rows = self._recorded(graph)
         if len(rows):
             return tuple(sorted(set(self._messages(graph).where(self._chosen(graph, rows)).nbytes.tolist())))
@@ -257,25 +259,15 @@ class ModelParallelCompression(Technique):
             return values["measured"] * encode, values["measured"] * decode
         return nbytes / (1e9 * values["encode_gb_s"]), nbytes / (1e9 * values["decode_gb_s"])
 
-    def _check(self) -> None:
-        if self.method not in METHODS or self.where not in _NAMES or self.depth not in ("last-half", "all"):
-            raise self.refuse(
-                "method, where or depth does not exist; see foretrace techniques model-parallel-compression."
-            )
-        if not 0 < self.share <= 1:
-            raise self.refuse(f"share={self.share} is no share; give more than 0 and at most 1.")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.bits not in (2, 4, 8):
             raise self.refuse(f"bits={self.bits} is not offered; give 2, 4 or 8.")
-        if self.workers < 2:
-            raise self.refuse("workers must be 2 or more.")
-        if min(self.rows, self.hidden, self.layers) < 0 or self.layers > _MOST_LAYERS:
-            raise self.refuse(f"rows, hidden and layers must be 0 or more, and layers at most {_MOST_LAYERS:,}.")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.compression.boundaries import divided
         from foretrace.training.data_parallel import need_group
 
-        self._check()
         if self.where == PIPELINE:
             raise self.refuse(
                 "no pipeline is built out of a training; its boundaries are Sender and Receiver of "

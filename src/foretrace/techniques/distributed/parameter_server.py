@@ -17,20 +17,16 @@ class ParameterServer(Technique):
     source = "Li et al., parameter server (OSDI 2014); Jiang et al., BytePS (OSDI 2020), section 3"
     not_applied = "PyTorch has no parameter server; one would have to be written on torch.distributed.rpc."
 
-    servers: int = parameter(1, doc="processes that add up gradients, each with a link like a worker's")
+    servers: int = parameter(1, doc="processes that add up gradients, each with a link like a worker's", least=1)
     colocated: bool = parameter(False, doc="servers run on the workers' machines and share their links")
     sharded: bool = parameter(True, doc="every bucket over all servers; else bucket i goes to server i mod servers")
     sum_gb_s: float | None = derived(unit="GB/s", doc="gradients that a server adds up")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         plan = plan_of(graph, self, only_all_reduce=True)
-        if self.servers < 1:
-            raise self.refuse("servers must be 1 or more.")
         if self.colocated and self.servers > plan.workers:
             raise self.refuse(f"{self.servers} servers cannot run on the machines of {plan.workers} workers.")
         rate = self.values(graph)["sum_gb_s"]
-        if not rate > 0:
-            raise self.refuse(f"sum_gb_s={rate} is no rate; give GB/s above 0.")
         changed = replace(
             plan, scheme=SERVERS, servers=self.servers, colocated=self.colocated, sharded=self.sharded, sum_gb_s=rate
         )

@@ -36,7 +36,7 @@ class PartialBackprop(Technique):
     effort = "a loop of its own; convergence to check"
     needs = "as many processes as workers, a model that is a chain of blocks"
 
-    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
+    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own", least=1)
     network: str = parameter("", doc="link between workers (1gbit/50us), or a file; not for one worker")
     groups: int = parameter(0, doc="parts that the layers are cut into; 0 is as many as workers")
     barrier: str = parameter(
@@ -158,12 +158,8 @@ class PartialBackprop(Technique):
         return found
 
     def _check(self) -> None:
-        if self.workers < 1:
-            raise self.refuse("workers must be 1 or more.")
         if self.groups and self.groups < self.workers:
             raise self.refuse("groups must be as many as workers or more.")
-        if self.barrier not in ("max", "mean"):
-            raise self.refuse(f"barrier={self.barrier} does not exist; choose max or mean.")
         if self.workers > 1 and not self.network:
             raise self.refuse("say which link joins the workers, e.g. network=1gbit/50us.")
 
@@ -171,7 +167,7 @@ class PartialBackprop(Technique):
         return network(self.network, self.workers, in_flight=1)
 
     def realise(self, training: Training) -> Training:
-        if self.workers < 1 or (self.groups and self.groups < self.workers):
+        if self.groups and self.groups < self.workers:
             self._check()
         from torch import distributed
 

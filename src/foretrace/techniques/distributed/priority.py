@@ -33,8 +33,6 @@ class Priority(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         plan = plan_of(graph, self)
         share = self.values(graph).get("update", 1.0)
-        if not 0 <= share <= 1:
-            raise self.refuse(f"update={share} is no share; give a number from 0 to 1.")
         own = step_tasks(graph) & ~graph.gone
         lighter = scale(graph, own, share) if own.any() and share != 1 else graph
         return replanned(lighter, replace(plan, prioritised=True), self)

@@ -39,7 +39,7 @@ class ActivationCompression(Technique):
     effort = "one context manager; activations in 16 bit"
 
     format: str = parameter("bfloat16", doc="what activations wait in", choices=("bfloat16", "float16"))
-    min_bytes: int = parameter(65_536, doc="smaller tensors stay as they are", unit="B")
+    min_bytes: int = parameter(65_536, doc="smaller tensors stay as they are", unit="B", least=0)
     measured: float | None = prior(
         1.0,
         0.85,
@@ -66,8 +66,6 @@ class ActivationCompression(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if self.min_bytes < 0:
-            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         savings, chosen = self._chosen(graph)
         if not chosen:
             raise self.refuse(

@@ -42,8 +42,8 @@ class ActivationOffload(Technique):
     effort = "one context manager; host memory or disk"
 
     to: str = parameter("auto", doc="host, disk, or what suits the device", choices=("auto", "host", "disk"))
-    min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B")
-    prefetch: int = parameter(2, doc="tensors fetched ahead in the backward pass of a device")
+    min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B", least=0)
+    prefetch: int = parameter(2, doc="tensors fetched ahead in the backward pass of a device", least=1)
     measured: float | None = prior(
         1.0,
         0.85,
@@ -74,11 +74,7 @@ class ActivationOffload(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if self.min_bytes < 0:
-            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         disk = self._on_disk(graph)
-        if self.prefetch < 1:
-            raise self.refuse(f"prefetch={self.prefetch} is below 1; the backward pass needs one tensor at a time.")
         if not disk and not graph.on_device.any():
             raise self.refuse("the activations of this recording lie in host memory already; ask for to=disk.")
         if disk and graph.on_device.any():

@@ -39,7 +39,7 @@ class GradientAccumulation(OnSamples):
     source = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
     effort = "a loop over parts of the batch"
 
-    steps: int = parameter(doc="micro-batches that a batch is cut into")
+    steps: int = parameter(doc="micro-batches that a batch is cut into", least=2)
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
     bandwidth_gb_s: float | None = derived(unit="GB/s", doc="memory bandwidth of adding gradients, where not measured")
     loop_us: float | None = derived(unit="µs", doc="Python of one more micro-batch beside forward and backward")
@@ -80,7 +80,6 @@ class GradientAccumulation(OnSamples):
         return result
 
     def realise(self, training: Training) -> Training:
-        self._check()
         if training.run is not None:
             raise self.refuse("the training has a step of its own (run=), which does not cut batches.")
         if (samples := training.batch_size) and samples * training.micro_batches % self._parts(training):
@@ -91,12 +90,7 @@ class GradientAccumulation(OnSamples):
     def _parts(self, training: Training) -> int:
         return self.steps * training.micro_batches
 
-    def _check(self) -> None:
-        if self.steps < 2:
-            raise self.refuse("steps must be 2 or more: the number of micro-batches of one update.")
-
     def _resize(self, graph: TaskGraph) -> Resize | None:
-        self._check()
         samples = self.recorded or recorded_size(graph)
         if not samples:
             return None
