@@ -53,12 +53,22 @@ RUNS = {
     ).encode(),
     "lengths.json": json.dumps(BENCH | {"input_lens": [9, 8, 7, 6], "output_lens": [2, 1, 3, 4]}).encode(),
     "own.json": json.dumps(
-        {"command": "llm simulate", "requests": 4, "source": "closed concurrency=2 prompt=90 output=9"} | LEVEL
+        {
+            "command": "llm simulate",
+            "requests": 4,
+            "source": "closed concurrency=2 prompt=90 output=9",
+            "server": "",
+            "replicas": 1,
+            "policy": "chunked",
+            "pools": None,
+            "speculation": None,
+        }
+        | LEVEL
     ).encode(),
 }
 CALIBRATIONS = {
     "server.json": json.dumps(
-        {"format": 1, "model": "", "device": "", "devices": 1, "stages": 1, "level": 1.1, "host_s": 0.003,
+        {"format": 2, "model": "", "device": "", "devices": 1, "stages": 1, "server": "", "level": 1.1, "host_s": 0.003,
          "request_s": 0.05, "low": 0.8, "high": 1.2, "runs": []}
     ).encode(),
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from foretrace import report, serving
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Result, group
@@ -30,21 +32,17 @@ def tune(
     Example: foretrace energy tune --set batch=1,2,4 -- python bench.py --batch {batch}
     """
     values = dict(_values(text) for text in set_ or ())
+    search = partial(serving.energy_tuning.tune, slo=slo, evaluations=evaluations, seed=seed)
     if target[0].startswith(serving.recorded_energy.PREFIX):
         if values or apply:
             raise ForetraceError("a recorded environment has its own settings; leave out `set=` and `apply=`.")
-        return report.energy.tuned(
-            serving.energy_tuning.tune(serving.recorded_energy.read(target), slo, evaluations=evaluations, seed=seed),
-            slo=slo,
-        )
+        return report.energy.tuned(search(serving.recorded_energy.read(target)), slo=slo)
     journal = serving.energy_command.journal()
     environment = serving.energy_command.environment(target, values)
     if environment.setters and not apply:
         return report.energy.dry_run(environment, slo=slo)
     with environment.restored(journal), options.progress("measuring settings") as tell:
-        return report.energy.tuned(
-            serving.energy_tuning.tune(environment, slo, evaluations=evaluations, seed=seed, tell=tell), slo=slo
-        )
+        return report.energy.tuned(search(environment, tell=tell), slo=slo)
 
 
 def measure(

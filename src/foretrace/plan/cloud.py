@@ -136,8 +136,7 @@ def advise(
     if not offers:
         others = f" (and {len(left_out) - 1} more devices alike)" if len(left_out) > 1 else ""
         raise ForetraceError(f"no instance type could be predicted: {left_out[0]}{others}")
-    offers.sort(key=lambda offer: (offer.hours, offer.dollars))
-    offers = _with_front(offers)
+    offers = _with_front(sorted(offers, key=lambda offer: (offer.hours, offer.dollars)))
     chosen, why = _choose(offers, wanted)
     return RentalAdvice(
         offers=tuple(offers), chosen=chosen, why=why, left_out=left_out, batch=batch,
@@ -273,8 +272,7 @@ def _choose(offers: Sequence[Offer], wanted: RentalRequest) -> tuple[Offer | Non
             f"{cheapest.dollars:.4g} {money(cheapest.currency)}"
         )
     if wanted.dollars and not wanted.hours:
-        return min(
-            fitting, key=lambda o: (o.hours, o.dollars)
-        ), f"fastest within {wanted.dollars:g} {money(fitting[0].currency)}"
+        best = min(fitting, key=lambda o: (o.hours, o.dollars))
+        return best, f"fastest within {wanted.dollars:g} {money(best.currency)}"
     why = f"cheapest within {wanted.hours:g} h" if wanted.hours else "cheapest"
     return min(fitting, key=lambda o: (o.dollars, o.hours)), why

@@ -63,12 +63,11 @@ class ServePlanView(Report, frozen=True, kw_only=True):
 def _trial(found: SplitTrial) -> Iterator[Block]:
     """Yield arms, ratios and verdict."""
     yield listing(
-        found.arms.items(),
-        (lambda arm: _ARMS.get(arm[0], arm[0]), "run in turns"),
+        found.arms.items(), (lambda arm: _ARMS.get(arm[0], arm[0]), "run in turns"),
         (lambda arm: arm[1].median_s, "latency", "seconds"),
         (lambda arm: span(arm[1].p10_s, arm[1].p90_s), Column("p10 – p90", right=True)),
         (lambda arm: arm[1].spread, "spread", "share"),
-    )
+    )  # fmt: skip
     yield Line(
         f"{found.after} takes {_numbers(found.measured)} of fat's latency, predicted {_numbers(found.predicted)}; fat "
         f"against itself came to {_numbers(found.same)}; the quickest was {found.quickest}", label="measured",

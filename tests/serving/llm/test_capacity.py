@@ -70,7 +70,7 @@ def test_nothing_beats_the_best_in_both() -> None:
 def test_an_engine_of_several_devices_is_paid_on_a_machine_that_has_them() -> None:
     """An L4 costs 0.81 dollars alone and 1.15 in a machine of four; engines beyond any machine take the largest."""
     alone, together, beyond = (search._price("l4", devices)[0] for devices in (1, 2, 16))
-    assert (alone, together) == (pytest.approx(0.8048), pytest.approx(4.6016 / 4)) and beyond is not None
+    assert (alone, together) == pytest.approx((0.8048, 4.6016 / 4)) and beyond is not None
     found = capacities(replace(ASK, model="llama-3-8b", device="l4", slo="ttft.p50=9s"), devices=2, seconds=60)
     for one in found.engines:
         if one.usd_per_million_tokens:

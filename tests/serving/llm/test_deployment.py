@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from foretrace.serving.llm.drafted import draft_like
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import SERVED, served_model
+from foretrace.serving.llm.simulation import SimulationConfig, simulated
 from foretrace.serving.llm.step_law import FORMATS, LAWS, LawTimes, Layout, law_of, number_format
 from foretrace.serving.llm.step_times import LOW, MIDDLE
 from foretrace.serving.requests import of
@@ -110,6 +113,43 @@ def test_what_an_index_saves_in_long_contexts_is_in_the_range() -> None:
     low, middle = (each.finish_s.max() for each in found)
     assert low < middle / 5
     assert any("chooses 2,048" in why for why in steps.whys)
+
+
+@pytest.mark.parametrize(("model", "device", "layout", "prompt", "output", "system"), [
+    ("llama-2-70b", "h100", {"pp": 2}, "100-490", "100-490", "DGX-H100_H100-SXM-80GBx8_TRT"),
+    ("llama-2-70b", "h200", {}, "100-490", "100-490", "H200-SXM-141GBx8_TRT"),
+    ("mixtral-8x7b", "h100", {}, "60-300", "60-230", "DGX-H100_H100-SXM-80GBx8_TRT"),
+    ("mixtral-8x7b", "h200", {}, "60-300", "60-230", "H200-SXM-141GBx8_TRT"),
+])  # fmt: skip
+def test_tokens_per_second_of_mlperf_lie_in_the_range(
+    shared_data: Path, model: str, device: str, layout: dict[str, Any], prompt: str, output: str, system: str
+) -> None:
+    """Offline results of version 4.1 on eight GPUs; lengths are about those of its data sets."""
+    file = shared_data / "serving" / "mlperf" / "inference_v4.1_closed_summary.csv.gz"
+    if not file.exists():
+        pytest.skip(f"no results of MLPerf at {file}")
+    with gzip.open(file, "rt") as text:
+        (measured,) = [
+            float(row["value"]) for row in csv.DictReader(text)
+            if (row["submitter"], row["system"], row["scenario"]) == ("NVIDIA", system, "Offline")
+            and row["model"] in (model, f"{model.replace('-2', '2')}-99") and "okens" in row["metric"]
+        ]  # fmt: skip
+    config = SimulationConfig(
+        model=model, device=device, asked=f"burst requests=8000 prompt={prompt} output={output}",
+        layout=layout | {"dtype": "fp8", "engine": "trtllm"}, replicas=8 // layout.get("pp", 1),
+        rules=EngineRules(sequences=1024, token_budget=8192),
+    )  # fmt: skip
+    found = simulated(config).figures.rates["tokens_per_s"]
+    assert found.low is not None and found.high is not None
+    assert found.low < measured < found.high
+
+
+@pytest.mark.parametrize("dtype", sorted({*FORMATS} - {"int4"}))
+def test_no_step_computes_more_than_the_peak(dtype: str) -> None:
+    """MFU of a device without latencies stays below 1, whatever multiplies in which format."""
+    steps = step_times("llama-2-70b", "b200", dtype=dtype, engine="trtllm")
+    tokens = steps.table.tokens[-1]
+    assert steps.flops_per_token * tokens / steps.table.linear_s[-1] < steps.peak_flops
 
 
 def test_heads_of_keys_that_devices_cannot_share_evenly_are_refused() -> None:

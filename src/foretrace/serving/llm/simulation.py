@@ -184,9 +184,8 @@ def _check_possible(config: SimulationConfig, asked: Requests, steps: StepTimes,
     # What a prefix cache has of a prompt need not be computed.
     prompt = 1 if config.rules.prefix_cache and len(asked.hashes) else int(asked.prompt.min())
     for limit in found:
-        output = int(asked.output.min())
-        if limit.latency in ("tpot", "itl"):  # which answers of one token do not have
-            output = max(output, 2)
+        least_output = 2 if limit.latency in ("tpot", "itl") else 1  # an answer of one token has none of these
+        output = max(int(asked.output.min()), least_output)
         alone = simulate(of([0.0], [prompt], [output]), steps, config.rules, end=LOW)
         least = latency_statistics(alone, limit.latency)[limit.of]
         if least is not None and least > limit.seconds:

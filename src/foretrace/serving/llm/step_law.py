@@ -188,11 +188,15 @@ class LawTimes:
         )  # fmt: skip
         return found + self._fed(model.shared_parameters, tokens) if model.shared_inner else found
 
+    @property
+    def fed_peak(self) -> str:
+        """Kind of peak of a dense feed-forward part."""
+        return self.kept.expert_peak if self.kept.name == "fp4" else self.kept.dense_peak
+
     def _fed(self, weights: int, tokens: Float64) -> Float64:
         """Return (T,) a dense feed-forward part with so many weights."""
-        kept, everyone = self.kept, self.layout.stage_devices
-        peak = kept.expert_peak if kept.name == "fp4" else kept.dense_peak
-        return self._product(weights * kept.dense / everyone, weights * tokens / everyone, peak)
+        everyone = self.layout.stage_devices
+        return self._product(weights * self.kept.dense / everyone, weights * tokens / everyone, self.fed_peak)
 
     def _product(
         self, nbytes: float | Float64, multiplied: Float64, peak: str, rate: float | None = None,

@@ -53,12 +53,12 @@ def arrivals(pattern: str, *, rate: float, seconds: float, seed: int = 0) -> Flo
     `pattern` is constant, poisson, diurnal (`rate` is the peak's) or a CSV file with a column of arrivals,
     of which the first `seconds` are used. Raises ForetraceError.
     """
+    if pattern not in _PATTERNS:
+        recorded = arrivals_in(Path(pattern))
+        return recorded[recorded < seconds]
     if rate * seconds > _MOST:
         raise ForetraceError(f"`rate={rate:g}` for {seconds:g} s must be at most {_MOST:,} requests; take fewer.")
-    if pattern in _PATTERNS:
-        return requests(f"{pattern} qps={rate!r}", seconds=seconds, seed=seed).arrival_s
-    recorded = arrivals_in(Path(pattern))
-    return recorded[recorded < seconds]
+    return requests(f"{pattern} qps={rate!r}", seconds=seconds, seed=seed).arrival_s
 
 
 def load(
