@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.programs.trees import boost
+from foretrace.cost.programs.predictor import boost
 from reproductions.cdmpp import data, learn
 from reproductions.cdmpp.ast import Encoded, encode
 from reproductions.cdmpp.data import Recording

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import foretrace.cost.programs
-from foretrace.cost.programs.predictor import BINDS, ROW, ProgramPredictor, fit, fit_formula, left_out, relative
+from foretrace.cost.programs.predictor import BINDS, ROW, ProgramPredictor, boost, fit, fit_formula, left_out, relative
 from foretrace.cost.programs.rank import packed
-from foretrace.cost.programs.trees import boost
 from foretrace.files import write_bytes
 from reproductions.cdmpp import data
 from reproductions.cdmpp.score import metrics

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.utilisation import Ceilings
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import whole_number
 
@@ -22,6 +21,21 @@ Int64 = npt.NDArray[np.int64]
 STRATEGIES = ("random", "FLOPs", "utilisation")
 _BUDGETS = tuple(np.arange(0.1, 0.91, 0.1).round(1).tolist())  # quantiles of the latency
 _LIKE = 0.02  # networks of "equal" FLOPs lie so far apart, in logarithms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What a device can do at most. `source` says where that is from."""
+
+    name: str
+    flops_per_s: float
+    bytes_per_s: float
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte from which on FLOPs bound a kernel (compute-to-memory ratio)."""
+        return self.flops_per_s / self.bytes_per_s
 
 
 # Devices of the published latencies; most are in no catalog of accelerators. Correlations do not depend on the figures.

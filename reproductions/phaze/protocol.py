@@ -21,7 +21,7 @@ import numpy as np
 
 from foretrace import executor
 from foretrace.arrays import Float64
-from foretrace.cost.accelerators.columns import product_cycles, systolic_cycles
+from foretrace.cost.accelerators.kernels import product_cycles, systolic_cycles
 from foretrace.files import write_text
 from foretrace.hardware.accelerators import MAPPED_PORTS, Accelerator
 from foretrace.plan.codesign.answer import Codesign, codesign

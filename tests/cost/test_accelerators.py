@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from foretrace.cost.accelerators import kernels
-from foretrace.cost.accelerators.columns import (
+from foretrace.cost.accelerators.kernels import (
     machine_columns,
     product_cycles,
     systolic_cycles,

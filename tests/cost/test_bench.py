@@ -232,7 +232,7 @@ def test_a_budget_leaves_the_rest_out_and_says_so() -> None:
 
 def test_the_share_of_repetitions_below_the_time_kept_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(np.cumsum(np.tile([0.0, 1e-3, 0.0, 2e-3, 0.0, 3e-3, 0.0, 4e-3, 0.0, 5e-3], 400)))
-    monkeypatch.setattr(bench, "_clock", lambda device: lambda: next(clock))
+    monkeypatch.setattr(bench, "clock_of", lambda device: lambda: next(clock))
     small = call("t", [8, 8])
     low, middle = (measure([small], target_s=0.05, percentile=each).seconds[small.key] for each in (0.2, 0.5))
     assert 0.0 < low < middle

@@ -20,7 +20,11 @@ from foretrace.cost.network.parse import network
 from foretrace.cost.network.tables import of_table, wiring_of
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster_file import parse
+from foretrace.hardware.devices import named
 from foretrace.hardware.wiring import HYBRID_CUBE_MESH
+from foretrace.model.memory.memory import Sharding
+from foretrace.model.messages import TENSOR
+from foretrace.model.target import networks_of
 
 AR = CollectiveKind.ALL_REDUCE
 CLUSTER = """
@@ -568,3 +572,13 @@ def test_nccl_limits_ll_over_three_machines_as_over_many() -> None:
     ]  # fmt: skip
     bus = [each.gb_s * 2 * (ranks - 1) / ranks for each, ranks in zip(rates, (16, 24, 32), strict=True)]
     assert bus == pytest.approx([39.0, 20.4, 20.4])
+
+
+def test_bridges_join_two_devices() -> None:
+    """NVLink of PCIe boards is a bridge between two; more meet over PCIe. Few of eight MI300X have few links."""
+    two, four = (network(f"nccl:A100-PCIe-80GB,per-node={n}", n).cost(AR, 1e9).seconds for n in (2, 4))
+    assert four > 3 * two
+    assert 1e9 * bus_share(AR, 4) / four < 32e9
+    found = {n: networks_of(named("MI300X"), Sharding(workers=1, tensor=n))[TENSOR].cost(AR, 1e9) for n in (2, 8)}
+    rates = {n: bus_share(AR, n) * 1e9 / cost.seconds for n, cost in found.items()}
+    assert rates[2] == pytest.approx(64e9, rel=0.02) and rates[8] == pytest.approx(7 * 64e9, rel=0.15)

@@ -13,7 +13,7 @@ import isolated
 import left_out
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.learned import Learned, fp32
-from foretrace.cost.devices.learned.nets import Ensemble, log_sigmoid
+from foretrace.cost.devices.learned.fp32 import Ensemble, log_sigmoid
 from foretrace.cost.devices.roofline import Roofline, floor_s
 from foretrace.cost.model import Chain
 from foretrace.errors import ForetraceError

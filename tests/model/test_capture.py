@@ -23,7 +23,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture.capture import capture, forward_only
 from foretrace.model.capture.unroll import unrolled
 from foretrace.model.decoder_config import DECODERS, DecoderConfig, decoder_config
-from foretrace.model.decoders import decoder, training_of
+from foretrace.model.decoder_modules import decoder, training_of
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
 from foretrace.training.training import Training
 from foretrace.zoo.registry import job, training
@@ -484,8 +484,8 @@ def test_weights_without_data_are_not_drawn_and_all_others_are() -> None:
 COLD = """
 import sys
 from foretrace.model.capture.light import without_compiler
-from foretrace.model.decoder_config import DECODERS, DecoderConfig
-from foretrace.model.decoders import decoder
+from foretrace.model.decoder_config import DECODERS, DecoderConfig, decoder_config
+from foretrace.model.decoder_modules import decoder
 import torch
 with without_compiler():
     with without_compiler():
@@ -498,8 +498,8 @@ assert not any(type(each).__name__ == "_StandIn" for each in sys.meta_path)
 """
 FIRST = """
 import sys
-from foretrace.model.decoder_config import DECODERS, DecoderConfig
-from foretrace.model.decoders import decoder
+from foretrace.model.decoder_config import DECODERS, DecoderConfig, decoder_config
+from foretrace.model.decoder_modules import decoder
 DECODERS["small"] = DecoderConfig(name="small", layers=6, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
 for precision in ("bf16", "fp16", "bf16-weights", "fp32"):
     for training in (True, False):

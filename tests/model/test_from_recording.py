@@ -13,8 +13,7 @@ from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.model.operator_graph import Role
-from foretrace.model.readers.calls import Called, from_calls, outputs_of
-from foretrace.model.readers.recording import from_recording
+from foretrace.model.readers.calls import Called, from_calls, from_recording, outputs_of
 from foretrace.model.readers.sources import GRAPH, load_operators, reader_of
 from foretrace.model.texts import TensorType, text_of
 

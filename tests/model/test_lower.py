@@ -20,7 +20,6 @@ from foretrace.hardware.devices import Device, named
 from foretrace.model.estimate import estimate_step
 from foretrace.model.lower import HostCosts, lower
 from foretrace.model.operator_graph import Role, Storage
-from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.compute.classes import TaskPrecision, WorkClass, classify
 from foretrace.techniques.distributed.gradients import find_gradients
@@ -92,8 +91,8 @@ def test_devices_wait_for_what_is_sent_to_them_once() -> None:
     operators = chain(4, views=True)
     cluster = cluster_of(4, "10gbit/0us")
     devices = {"layers.1": 1, "layers.2": 1, "layers.3": 2}
-    strategy = Strategy(placement=tuple(devices.get(node.layer, 0) for node in operators.nodes))
-    found = lower(operators, device=H100, costs=costs(1e-3), strategy=strategy, cluster=cluster)
+    placement = tuple(devices.get(node.layer, 0) for node in operators.nodes)
+    found = lower(operators, device=H100, costs=costs(1e-3), placement=placement, cluster=cluster)
     copies = np.flatnonzero(found.graph.kind == TaskKind.COPY)
     assert len(copies) == 2  # 0 -> 1 and 1 -> 2
     nbits = 4 * 64 * 128 * 8
@@ -108,9 +107,9 @@ def test_every_device_has_a_thread_that_launches_for_it() -> None:
     operators = chain(20)
     whole = simulate(lower(operators, device=H100, costs=costs(1e-6)).graph).step_times_ns.sum()
     for devices in (2, 4):
-        strategy = Strategy(placement=tuple(at * devices // 20 for at in range(20)))
+        placement = tuple(at * devices // 20 for at in range(20))
         cluster = cluster_of(devices, "100gbit/0us")
-        found = lower(operators, device=H100, costs=costs(1e-6), strategy=strategy, cluster=cluster).graph
+        found = lower(operators, device=H100, costs=costs(1e-6), placement=placement, cluster=cluster).graph
         assert found.info.world_size == devices
         assert sum(lane.label == "main thread" for lane in found.lanes) == devices
         called = (found.kind == TaskKind.CALL) & (found.dur > 0)
@@ -121,7 +120,7 @@ def test_what_leaves_a_machine_shares_its_network_interface() -> None:
     operators = chain(4)
     places = (0, 2, 1, 3)  # devices 0 and 1 are in one machine, 2 and 3 in another
     cluster = cluster_of(4, "10gbit/0us")
-    found = lower(operators, device=H100, costs=costs(1e-3), strategy=Strategy(placement=places), cluster=cluster).graph
+    found = lower(operators, device=H100, costs=costs(1e-3), placement=places, cluster=cluster).graph
     copies = found.lane[found.kind == TaskKind.COPY]
     assert [found.lanes[each].label for each in copies] == [f"network interface of machine {m}" for m in (0, 1, 0)]
 
@@ -158,11 +157,11 @@ def test_what_cannot_be_placed_or_costed() -> None:
     with pytest.raises(ForetraceError, match=r"aten::addmm in layers\.0 takes; add roofline"):
         lower(chain(1), device=H100, costs=Chain(members=(Silent(seconds=0.0),)))
     with pytest.raises(ForetraceError, match="no cluster was given"):
-        lower(chain(2), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(0, 1)))
+        lower(chain(2), device=H100, costs=costs(1e-3), placement=(0, 1))
     with pytest.raises(ForetraceError, match="2 devices for the 3 operators of chain"):
-        lower(chain(3), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(0, 1)))
+        lower(chain(3), device=H100, costs=costs(1e-3), placement=(0, 1))
     with pytest.raises(ForetraceError, match="counted from 0"):
-        lower(chain(1), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(-1,)))
+        lower(chain(1), device=H100, costs=costs(1e-3), placement=(-1,))
 
 
 @settings(max_examples=40)
@@ -176,9 +175,9 @@ def test_a_step_is_never_shorter_than_what_bounds_it(
     layers: int, kernel_s: float, views: bool, places: list[int]
 ) -> None:
     operators = chain(layers, views=views)
-    strategy = Strategy(placement=tuple(places[: len(operators)]))
+    placement = tuple(places[: len(operators)])
     cluster = cluster_of(3, "100gbit/2us")
-    found = lower(operators, device=H100, costs=costs(kernel_s), strategy=strategy, cluster=cluster)
+    found = lower(operators, device=H100, costs=costs(kernel_s), placement=placement, cluster=cluster)
     times = simulate(found.graph)
     kernels = found.task[found.task >= 0]
     assert times.step_times_ns.sum() >= found.graph.dur[kernels].sum()  # each product needs the one before it

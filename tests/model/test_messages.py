@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from foretrace.model.capture.capture import capture  # noqa: E402
 from foretrace.model.decoder_config import DecoderConfig, share  # noqa: E402
-from foretrace.model.decoders import training_of  # noqa: E402
+from foretrace.model.decoder_modules import training_of  # noqa: E402
 
 LAYERS = 4
 SMALL = DecoderConfig(name="small", layers=LAYERS, hidden=512, heads=8, kv_heads=8, inner=1024, words=2048, length=256)

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from foretrace.model.capture.capture import capture  # noqa: E402
 from foretrace.model.decoder_config import DecoderConfig  # noqa: E402
-from foretrace.model.decoders import decoder, training_of  # noqa: E402
+from foretrace.model.decoder_modules import decoder, training_of  # noqa: E402
 from foretrace.training.checkpoints import recomputed  # noqa: E402
 from foretrace.training.training import Training  # noqa: E402
 from foretrace.zoo.operators import operators_of  # noqa: E402

@@ -174,7 +174,7 @@ def test_cart_pole_falls_without_balance() -> None:
 
 
 def test_region_features_are_the_average_of_what_lies_under_a_box() -> None:
-    from foretrace.zoo.boxes import aligned
+    from foretrace.zoo.detection import aligned
 
     rows = torch.arange(16.0)[:, None].expand(16, 16)
     level = torch.stack([rows, rows.T])[None]  # each position holds its row and its column
@@ -187,7 +187,7 @@ def test_region_features_are_the_average_of_what_lies_under_a_box() -> None:
 
 
 def test_overlapping_boxes_of_lower_score_are_suppressed() -> None:
-    from foretrace.zoo.boxes import overlap, unsuppressed
+    from foretrace.zoo.detection import overlap, unsuppressed
 
     boxes = torch.tensor([[[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 8.0], [20.0, 20.0, 30.0, 30.0]]])
     assert overlap(boxes, boxes)[0, 0].tolist() == pytest.approx([1.0, 0.8, 0.0])
@@ -196,7 +196,7 @@ def test_overlapping_boxes_of_lower_score_are_suppressed() -> None:
 
 
 def test_offsets_are_undone_by_moving() -> None:
-    from foretrace.zoo.boxes import moved, offsets
+    from foretrace.zoo.detection import moved, offsets
 
     boxes, truth = torch.tensor([[4.0, 4.0, 20.0, 12.0]]), torch.tensor([[6.0, 2.0, 30.0, 26.0]])
     assert moved(boxes, offsets(boxes, truth), 64)[0].tolist() == pytest.approx(truth[0].tolist(), abs=1e-4)

@@ -175,8 +175,8 @@ def _peak_s(calls: Calls, device: Device) -> float:
 def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:
     found = list(operators.notes)
     used = set(operators.calls.precision[np.isin(operators.calls.family, MATRIX)].tolist())
-    half, least = {Precision.FP16, Precision.BF16} & used, peak_flops(device, Precision.FP32)
-    missing = [each.name for each in sorted(half) if peak_flops(device, each) <= least]
+    half, least = (Precision.FP16, Precision.BF16), peak_flops(device, Precision.FP32)
+    missing = [each.name for each in half if each in used and peak_flops(device, each) <= least]
     if missing and device.vendor == "NVIDIA":
         found.append(f"{device.name} has no units for {' and '.join(missing)}: its products are costed at fp32's peak.")
     unknown = operators.unknown()

@@ -67,7 +67,7 @@ def network(kind: str) -> Training:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return functional.mse_loss(model(batch), batch)
 
-    return Training(name=f"chain of {kind}", model=model, optimizers=(optimizer,), loader=_Same(data), loss=loss)
+    return Training(name=f"chain of {kind}", model=model, optimizers=(optimizer,), loader=[data], loss=loss)
 
 
 def _attention(width: int) -> nn.Module:
@@ -113,19 +113,6 @@ def _tensors(width: int) -> nn.Module:
             return x
 
     return ProbeLoop()
-
-
-class _Same:
-    """A loader of one batch."""
-
-    def __init__(self, data: Tensor) -> None:
-        self.data, self.batch_size = data, len(data)
-
-    def __iter__(self) -> Any:
-        return iter([self.data])
-
-    def __len__(self) -> int:
-        return 1
 
 
 @cache

@@ -29,7 +29,6 @@ from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.messages import ModelCollective
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.strategy import Strategy
 from foretrace.model.texts import LARGEST
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.tables import Interner
@@ -85,7 +84,7 @@ def lower(
     *,
     device: Device,
     costs: CostModel,
-    strategy: Strategy | None = None,
+    placement: Sequence[int] = (),
     cluster: Cluster | None = None,
     host: HostCosts | None = None,
     own_processor: bool = False,
@@ -94,15 +93,22 @@ def lower(
 ) -> Lowered:
     """Return the task graph of a step of `operators` with its `messages`, timed by the network of their lane.
 
-    `strategy` places operators on devices of `cluster`, all alike; without one, device 0 runs all. `own_processor`:
+    `placement` is the device of `cluster` (counted from 0, all alike) of every operator; device 0 runs all where it is
+    empty. What is split over several devices is several operators of a graph that was split before. `own_processor`:
     the device is the processor itself, operators run on the thread that calls them. Raises ForetraceError where an
-    operator's cost is not known to any model, where the strategy needs more devices than there are, or has no links.
+    operator's cost is not known to any model, where the placement is not of this graph or needs more devices than there
+    are.
     """
-    place = (strategy or Strategy()).devices_of(operators)
+    if placement and len(placement) != len(operators):
+        what = f"{len(placement)} devices for the {len(operators)} operators of {operators.name}"
+        raise ForetraceError(f"`placement=` names {what}; give one for each.")
+    place = np.array(placement or [0] * len(operators), dtype=np.int64)
+    if place.size and place.min() < 0:
+        raise ForetraceError(f"`placement=` names device {place.min()}; devices are counted from 0.")
     workers = cluster.workers if cluster is not None else 1
     if place.size and place.max() >= workers:
         have = f"the cluster has {workers}" if cluster is not None else "no cluster was given"
-        raise ForetraceError(f"the strategy uses device {place.max()}, but {have}; name a cluster with enough devices.")
+        raise ForetraceError(f"`placement=` uses device {place.max()}, but {have}; name a cluster with enough devices.")
     found = costs.predict(operators.calls, device)
     missing = np.flatnonzero(np.isnan(found.seconds))
     if len(missing):
@@ -269,7 +275,8 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
         way = (int(place[made]), int(place[target]))
         if (value, way[1]) not in sent:
             machine, other = (cluster.machine_of[each] for each in way)
-            over, label = way, f"device {way[0]} to {way[1]}"
+            over: tuple[int, ...] = way
+            label = f"device {way[0]} to {way[1]}"
             if machine != other and cluster.nics > 1:
                 over, label = way[:1], f"network card of device {way[0]}"
             elif machine != other:

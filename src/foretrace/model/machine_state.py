@@ -7,7 +7,6 @@ beside all of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import cycle
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.cost.calls import Float64
+from foretrace.cost.operators.bench import clock_of
 from foretrace.cost.operators.operator import Operator, call
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def views() -> float:
     """Return seconds per view of a small tensor just now, in under a millisecond; memory is not touched."""
     import torch
 
-    small, clock = torch.ones(64, 64), _clock()
+    small, clock = torch.ones(64, 64), clock_of()
     begin = clock()
     for _ in range(_VIEWS):
         small.t()
@@ -63,7 +63,7 @@ def probe() -> Float64:
     import torch
 
     pieces, square, out = _ready()
-    clock = _clock()
+    clock = clock_of()
 
     def least(times: int, run: Callable[[], object]) -> float:
         taken = []
@@ -94,9 +94,3 @@ def alike(state: Float64, other: Float64) -> bool:
 def usual(known: Mapping[str, float]) -> Float64:
     """Return the probes of the calm machine as earlier calibrations saw them; infinite where none did."""
     return np.array([known.get(key, np.inf) for key in USUAL])
-
-
-def _clock() -> Callable[[], float]:
-    import torch
-
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

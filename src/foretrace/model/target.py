@@ -13,6 +13,7 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
 from foretrace.hardware.processor import operator_threads
+from foretrace.hardware.wiring import FULL_MESH
 from foretrace.model.memory.memory import Sharding
 from foretrace.model.messages import DATA, TENSOR
 from foretrace.model.on_processor import Processor, with_own
@@ -100,13 +101,16 @@ def _usual(device: Device, workers: int, node: int) -> Network:
     inside = device.scaleup_gb_s / 2 or device.pcie_gb_s
     if not inside:
         raise ForetraceError(f"the catalog knows no link of {device.short}; name one: `network=200gbit`.")
-    between = device.network_gb_s or inside
+    # Eight MI300X are joined pair by pair: few of them have few of the links.
+    wiring = FULL_MESH if device.short == "MI300X" else None
+    each = inside / (FULL_MESH.devices - 1) if wiring else inside
     cluster = Cluster(
         name=f"machines with {device.short}",
         nodes=-(-workers // node),
         per_node=min(node, workers),
-        inside=Link(name="link inside", gbit_s=8 * inside, latency_us=10.0, source="catalog"),
-        between=Link(name="link between", gbit_s=8 * between, latency_us=20.0, source="catalog"),
+        inside=Link(name="link inside", gbit_s=8 * each, latency_us=10.0, source="catalog"),
+        between=Link(name="link between", gbit_s=8 * device.network_gb_s * node, latency_us=20.0, source="catalog"),
+        wiring=wiring,
     )
     return cluster_network(cluster, workers)
 
@@ -151,12 +155,9 @@ def _processor(name: str) -> Device:
     return Device(
         name=name,
         short=HERE,
-        patterns=(),
         vendor="",
         arch="processor",
         fp32_tflops=peaks.fp32 / 1e12,
-        tf32_tflops=0.0,
-        fp16_tflops=0.0,
         bf16_tflops=peaks.bf16 / 1e12,
         memory_gb_s=peaks.bytes_per_s / 1e9,
         memory_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,

@@ -11,6 +11,7 @@ from foretrace.cost.accelerators.sparse import BACKWARD, FORWARD, ArrayRun, Mask
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.report.blocks import About, Block, Line, listing, table
+from foretrace.report.estimate import LEVEL
 from foretrace.report.units import digits, nbytes, scaled, seconds, share, things, within
 from foretrace.report.views import Report, taken
 
@@ -94,9 +95,6 @@ def _short(name: str) -> str:
     return name if len(name) <= 44 else f"…{name[-43:]}"
 
 
-_LEVEL = 0.8
-
-
 class ModelUsageView(msgspec.Struct, frozen=True, kw_only=True):
     """What one model makes of a device, without having run. Shares are of the device's peaks over the whole step."""
 
@@ -149,14 +147,14 @@ def utilisation(found: ModelUsage, *, model: str, training: bool, next: str) -> 
         f"{model} is predicted to reach {share(used.of_peak_flops)} ({share(low)} – {share(high)}) of the peak of "
         f"{found.device.short}: a step takes {seconds(step.step_time_s)}, the device works in "
         f"{share(used.busy)} of it, and {digits(used.intensity)} FLOPs per byte are {side} its ridge of "
-        f"{digits(used.peaks.ridge)}."
+        f"{digits(used.ridge)}."
     )
     return UtilisationView(
         headline=sentence,
         usage=taken(
             ModelUsageView, used, step, found.operators, model=model, device=found.device.name,
-            precision=used.precision.name.lower(), training=training, interval_level=_LEVEL,
-            of_peak_flops_range=found.of_peak_flops_range, ridge=used.peaks.ridge,
+            precision=used.precision.name.lower(), training=training, interval_level=LEVEL,
+            of_peak_flops_range=found.of_peak_flops_range, ridge=used.ridge,
             cost_sources=dict(step.cost_sources),
         ),
         notes=found.notes, next=next,

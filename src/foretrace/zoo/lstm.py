@@ -8,6 +8,7 @@ frames) int64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,20 +32,29 @@ class Passage:
 
 
 class WordModel(nn.Module):
-    """Embedding, `layers` LSTM layers and a linear decoder, with dropout on every connection that is not recurrent."""
+    """Embedding, `layers` LSTM layers and a linear decoder, with dropout on every connection that is not recurrent.
 
-    def __init__(self, *, words: int, hidden: int, layers: int, dropout: float) -> None:
+    With `recurrent`, on those that are, too.
+    """
+
+    def __init__(self, *, words: int, hidden: int, layers: int, p: float, recurrent: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, hidden)
-        self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(hidden, hidden, layers, dropout=dropout, batch_first=True)
+        self.dropout = nn.Dropout(p)
+        self.lstm = (
+            DropoutLSTM(hidden, hidden, layers, p=p, batch_first=True)
+            if recurrent
+            else nn.LSTM(hidden, hidden, layers, dropout=p, batch_first=True)
+        )
         self.decoder = nn.Linear(hidden, words)
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.04, 0.04)
+            nn.init.uniform_(parameter, *((-0.05, 0.05) if recurrent else (-0.04, 0.04)))
+        self.recurrent = recurrent
 
     def forward(self, words: Tensor) -> Tensor:
         """Return scores (batch, steps, words) of the next word."""
-        states, _ = self.lstm(self.dropout(self.embedding(words)))
+        found = self.embedding(words)
+        states, _ = self.lstm(found if self.recurrent else self.dropout(found))
         scores: Tensor = self.decoder(self.dropout(states))
         return scores
 
@@ -53,25 +63,6 @@ def word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return mean cross entropy per word: the logarithm of the perplexity."""
     words, following = batch
     return functional.cross_entropy(model(words).float().flatten(0, 1), following.flatten())
-
-
-class RecurrentDropoutModel(nn.Module):
-    """Embedding, LSTM layers with dropout on every connection, the recurrent ones included, and a linear decoder."""
-
-    def __init__(self, *, words: int, hidden: int, layers: int, p: float) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, hidden)
-        self.lstm = DropoutLSTM(hidden, hidden, layers, p=p, batch_first=True)
-        self.dropout = nn.Dropout(p)
-        self.decoder = nn.Linear(hidden, words)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.05, 0.05)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Return scores (batch, steps, words) of the next word."""
-        states, _ = self.lstm(self.embedding(words))
-        scores: Tensor = self.decoder(self.dropout(states))
-        return scores
 
 
 class AcousticModel(nn.Module):
@@ -109,37 +100,25 @@ def state_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(sound).float().flatten(0, 1), state.flatten())
 
 
-def _reads(name: str, model: nn.Module, *, words: int, steps: int, batch: int) -> Training:
+# Words, hidden, layers, dropout, steps and samples of each: "full" are "large", "medium" and "large" of Zaremba et al.
+_SIZES = {
+    "lstm-lm": {"full": (10_000, 1500, 2, 0.65, 35, 20), "tiny": (2_000, 256, 2, 0.5, 20, 16)},
+    "dropout-lstm": {"full": (10_000, 650, 2, 0.5, 35, 20), "tiny": (2_000, 512, 2, 0.5, 20, 16)},
+    "dropout-lstm-large": {"full": (10_000, 1500, 2, 0.65, 35, 20), "tiny": (1_000, 1024, 1, 0.5, 12, 12)},
+}
+
+
+def _word_model(size: str, *, name: str, recurrent: bool = True) -> Training:
+    words, hidden, layers, p, steps, batch = _SIZES[name][size]
+    model = WordModel(words=words, hidden=hidden, layers=layers, p=p, recurrent=recurrent)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batches = loader(Passage(steps=steps, words=words), batch_size=batch)
     return Training(name=name, model=model, optimizers=(optimizer,), loader=batches, loss=word_loss)
 
 
-def lstm_lm(size: str) -> Training:
-    if size == "full":  # "large" of the paper: 66 million parameters
-        model = WordModel(words=10_000, hidden=1500, layers=2, dropout=0.65)
-        return _reads("lstm-lm", model, words=10_000, steps=35, batch=20)
-    model = WordModel(words=2_000, hidden=256, layers=2, dropout=0.5)
-    return _reads("lstm-lm", model, words=2_000, steps=20, batch=16)
-
-
-def _word_model(name: str, *, words: int, hidden: int, layers: int, p: float, steps: int, batch: int) -> Training:
-    model = RecurrentDropoutModel(words=words, hidden=hidden, layers=layers, p=p)
-    return _reads(name, model, words=words, steps=steps, batch=batch)
-
-
-def dropout_lstm(size: str) -> Training:
-    name = "dropout-lstm"
-    if size == "full":  # "medium" of Zaremba et al.
-        return _word_model(name, words=10_000, hidden=650, layers=2, p=0.5, steps=35, batch=20)
-    return _word_model(name, words=2_000, hidden=512, layers=2, p=0.5, steps=20, batch=16)
-
-
-def dropout_lstm_large(size: str) -> Training:
-    name = "dropout-lstm-large"
-    if size == "full":  # "large" of Zaremba et al.
-        return _word_model(name, words=10_000, hidden=1500, layers=2, p=0.65, steps=35, batch=20)
-    return _word_model(name, words=1_000, hidden=1024, layers=1, p=0.5, steps=12, batch=12)
+lstm_lm = partial(_word_model, name="lstm-lm", recurrent=False)
+dropout_lstm = partial(_word_model, name="dropout-lstm")
+dropout_lstm_large = partial(_word_model, name="dropout-lstm-large")
 
 
 def acoustic_lstm(size: str) -> Training:

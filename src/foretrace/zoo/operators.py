@@ -85,12 +85,16 @@ def operators_of(
         return kept(asked, entries()[source].needs.split(), captured)
     if is_decoder(source):
         from foretrace.model.capture.kept import kept
-        from foretrace.model.decoders import decoder
+
+        def step() -> OperatorGraph:
+            from foretrace.model.decoder_modules import decoder
+
+            return decoder(source, **asked)  # type: ignore[arg-type]
 
         _none({"do": techniques, "dim": dims}, f"{source} is a decoder by name")
         asked = {"batch": batch or 1, "length": length, "precision": precision or "bf16-weights", "training": training,
                  "tensor": tensor, "update": update or "fused", "attention": attention, "loss": loss}  # fmt: skip
-        return kept({"decoder": source, **asked}, (), lambda: decoder(source, **asked))  # type: ignore[arg-type]
+        return kept({"decoder": source, **asked}, (), step)
     if path.exists():
         from foretrace.model.readers.sources import load_operators
 

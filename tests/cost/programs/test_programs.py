@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from foretrace.cost.programs import listing, misses, predictor, rank
 from foretrace.cost.programs.compile import CompiledProgram
+from foretrace.cost.programs.predictor import boost
 from foretrace.cost.programs.program import Access, Buffer, Loop, LoopKind, Purpose, Statement, TensorProgram
 from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, task
-from foretrace.cost.programs.trees import boost
 from foretrace.errors import ForetraceError
 from foretrace.hardware.processor import Caches
 

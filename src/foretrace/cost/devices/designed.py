@@ -14,7 +14,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.cost.accelerators import kernels
-from foretrace.cost.accelerators.columns import product_cycles
+from foretrace.cost.accelerators.kernels import product_cycles
 from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
 from foretrace.cost.devices.roofline import MATRIX
 from foretrace.cost.model import CostModel, Prediction

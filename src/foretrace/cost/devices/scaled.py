@@ -59,10 +59,8 @@ _COMPUTE_SHARE = {
     ("AMD", True): 0.52,
     ("AMD", False): 0.45,
 }
-# The catalog gives the vector rate of AMD's, their products run on matrix units with twice that. The 72 W of an L4 keep
-# no clock: 8.8 of 30.3 TFLOP/s, median of 513 large products of the table of kernels.
-_COMPUTE_SHARE_OF = {("MI100", True): 1.05, ("MI210", True): 1.05, ("MI250X", True): 1.05, ("L4", True): 0.29,
-                     ("K80-half", True): 0.43}  # fmt: skip
+# The 72 W of an L4 keep no clock: 8.8 of 30.3 TFLOP/s, median of 513 large products of the table of kernels.
+_COMPUTE_SHARE_OF = {("L4", True): 0.29, ("K80-half", True): 0.43}
 # Share of the bandwidth that large kernels reach by family: NVIDIA, AMD.
 _MEMORY_SHARE = {Family.SOFTMAX: (0.62, 0.34), Family.NORM: (0.53, 0.48)}
 _MEMORY_SHARE_OTHERWISE = (0.80, 0.76)

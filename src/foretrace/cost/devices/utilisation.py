@@ -17,38 +17,13 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ceilings:
-    """What a device can do at most. `source` says where that is from."""
-
-    name: str
-    flops_per_s: float
-    bytes_per_s: float
-    source: str
-
-    @property
-    def ridge(self) -> float:
-        """FLOPs per byte from which on FLOPs bound a kernel (compute-to-memory ratio)."""
-        return self.flops_per_s / self.bytes_per_s
-
-    @classmethod
-    def of(cls, device: Device, precision: Precision) -> Ceilings:
-        """Return dense peak of products in this precision, and the memory's bandwidth."""
-        return cls(
-            name=device.short,
-            flops_per_s=peak_flops(device, precision),
-            bytes_per_s=device.memory_gb_s * 1e9,
-            source="the catalog",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a network makes of a device. Shares are of the device's peaks over the whole step."""
 
     flops: float  # of products
     nbytes: float  # that all operators read and write, each tensor of a call once
     step_s: float
-    peaks: Ceilings
+    ridge: float  # FLOPs per byte of the device from which on FLOPs bound a kernel (compute-to-memory ratio)
     precision: Precision  # in which most FLOPs run
     of_peak_flops: float
     of_peak_bandwidth: float
@@ -58,7 +33,7 @@ class Usage:
     @property
     def bound(self) -> str:
         """What bounds the network as a whole, by its aggregate intensity: "bandwidth" or "compute"."""
-        return "bandwidth" if self.intensity < self.peaks.ridge else "compute"
+        return "bandwidth" if self.intensity < self.ridge else "compute"
 
 
 def usage(calls: Calls, device: Device, *, step_s: float, busy_s: float) -> Usage:
@@ -67,7 +42,7 @@ def usage(calls: Calls, device: Device, *, step_s: float, busy_s: float) -> Usag
     flops = float(calls.flops[matrix].sum())
     by_precision = np.bincount(calls.precision[matrix], weights=calls.flops[matrix], minlength=len(Precision))
     precision = Precision(int(by_precision.argmax())) if flops else Precision.FP32
-    peaks = Ceilings.of(device, precision)
+    bytes_per_s = device.memory_gb_s * 1e9
     # Products in several precisions: each at its own peak.
     ideal = sum(float(share) / peak_flops(device, Precision(p)) for p, share in enumerate(by_precision) if share > 0)
     own_bytes = float(calls.nbytes[matrix].sum())
@@ -76,10 +51,10 @@ def usage(calls: Calls, device: Device, *, step_s: float, busy_s: float) -> Usag
         flops=flops,
         nbytes=moved,
         step_s=step_s,
-        peaks=peaks,
+        ridge=peak_flops(device, precision) / bytes_per_s,
         precision=precision,
         of_peak_flops=ideal / step_s if step_s else 0.0,
-        of_peak_bandwidth=moved / peaks.bytes_per_s / step_s if step_s else 0.0,
+        of_peak_bandwidth=moved / bytes_per_s / step_s if step_s else 0.0,
         busy=min(busy_s / step_s, 1.0) if step_s else 0.0,
         intensity=flops / own_bytes if own_bytes else 0.0,
     )

@@ -267,7 +267,10 @@ def nccl_network(device: str, workers: int, options: dict[str, str], *, in_fligh
     if nodes > 1 and not nic:
         raise ForetraceError(f"nccl:{device}: {nodes} machines need nic=RATE, e.g. nic=400gbit, and nics= per machine.")
     wiring = HYBRID_CUBE_MESH if found.short == "V100-SXM2" and 2 <= per_node <= 8 else None
-    link = "nvlink" if found.short in _CHANNELS or wiring or found.scaleup_link.startswith("NVLink") else "pci"
+    nvlink = found.short in _CHANNELS or wiring or found.scaleup_link.startswith("NVLink")
+    if found.scaleup_link.endswith("bridge") and per_node > 2:  # it joins two devices
+        nvlink = False
+    link = "nvlink" if nvlink else "pci"
     if found.short in _CHANNELS:
         channels, rate = _CHANNELS[found.short]
     elif link == "nvlink":

@@ -138,7 +138,7 @@ def _measure_group(
 ) -> None:  # fmt: skip
     far: dict[str, _Runner] = {}
     near: dict[str, _Runner] = {}
-    clock = _clock(device)
+    clock = clock_of(device)
     for each in group:
         try:
             calls = _input_sets(_maker(each, device, trust), clock)
@@ -259,7 +259,7 @@ def _extending() -> frozenset[str]:
     return frozenset(each.module.partition(".")[0] for each in entry_points(group="foretrace.techniques"))
 
 
-def _clock(device: str) -> Callable[[], float]:
+def clock_of(device: str = "cpu") -> Callable[[], float]:
     """Return seconds: CPU time of this thread where it does all the work, else wall time."""
     import torch
 

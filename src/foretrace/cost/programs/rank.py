@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from foretrace.cost.operators.store import cache, make_folder
 from foretrace.cost.programs.compile import Bound, CompiledProgram
 from foretrace.cost.programs.drawing import draw
-from foretrace.cost.programs.predictor import ROW, USUAL, Formula, ProgramPredictor, fit, row
+from foretrace.cost.programs.predictor import ROW, USUAL, Boosted, Formula, ProgramPredictor, fit, row
 from foretrace.cost.programs.program import LoopKind, LoopNest, Statement, TensorProgram
 from foretrace.cost.programs.schedules import LoopSchedule, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, Task, task
-from foretrace.cost.programs.trees import Boosted
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.hardware.processor import caches_here, instruction_sets, named

@@ -178,7 +178,7 @@ def _recorded(
     salvage: bool,
     progress: Callable[[float], None] | None,
 ) -> OperatorGraph:
-    from foretrace.model.readers.recording import from_recording
+    from foretrace.model.readers.calls import from_recording
 
     if reader == GRAPH:
         from foretrace.graph.store import load

@@ -9,8 +9,7 @@ of a known generation) is NaN, for the next member of a `Chain`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,11 @@ import numpy.typing as npt
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.learned import fp32
 from foretrace.cost.devices.roofline import peak_flops
-from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.hardware.devices import Device
 
+Mask = npt.NDArray[np.bool_]
+_SINGLE = (Precision.FP32, Precision.FP16)
 _VECTOR = (Family.ELEMENTWISE, Family.MOVE, Family.SOFTMAX, Family.NORM)
 _SAME = {"sub": "add", "rsub": "add", "threshold": "relu", "gelu_backward": "mul", "tanh_backward": "mul",
          "threshold_backward": "mul", "silu": "gelu", "sigmoid": "tanh"}  # fmt: skip
@@ -39,22 +40,15 @@ class Learned(CostModel):
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
         """Return device seconds; ranges from devices that were left out in training."""
-        parts = [LearnedFp32().predict(calls, device)]
+        members: list[CostModel] = [LearnedFp32()]
         if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
             from foretrace.cost.devices.learned import gpu_products  # it stands on this package
 
-            parts.append(gpu_products.calibrated().predict(calls, device))
-        seconds, low, high = (np.full(len(calls), np.nan) for _ in range(3))
-        whys: list[str] = []
-        for part in parts:
-            said = ~np.isnan(part.seconds)
-            seconds[said], low[said], high[said] = part.seconds[said], part.low_s[said], part.high_s[said]
-            if said.any() or len(parts) == 1:
-                whys += part.whys
-        return Prediction(
-            seconds=seconds, low_s=low, high_s=high, source=np.where(np.isnan(seconds), -1, 0).astype(np.int16),
-            sources=(self.name,), whys=("; ".join(whys),),
-        )  # fmt: skip
+            members.append(gpu_products.calibrated())
+        found = Chain(members=members).predict(calls, device)
+        whys = [why for i, why in enumerate(found.whys) if (found.source == i).any()] or found.whys[:1]
+        source = np.where(found.source < 0, -1, 0).astype(np.int16)
+        return replace(found, source=source, sources=(self.name,), whys=("; ".join(whys),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +65,16 @@ class LearnedFp32(CostModel):
         why = f"{device.short}: no trained predictor knows such a device"
         if on is not None:
             model = fp32.shipped()
-            products = [Precision.FP32]  # whose kernels are float32's
-            if peak_flops(device, Precision.FP16) <= on.peak_flops:
-                products.append(Precision.FP16)
-            group = self._fill(calls, model, on, seconds, products)
+            half = peak_flops(device, Precision.FP16) <= on.peak_flops  # whose kernels are then float32's, too
+            products = calls.precision == Precision.FP32 if not half else np.isin(calls.precision, _SINGLE)
+            products &= calls.family == Family.GEMM
+            group = self._fill(calls, products, model, on, seconds)
             known = ~np.isnan(seconds)
             table = model.facts["leave_one_device_out"]["intervals"]
             low[known], high[known] = fp32.factors(table, group[known], seconds[known])
             unsteady = (group < 2) & (on.tdp_w < _FEW_W or on.generation == 0)
-            for rows, (less, more) in ((_thin(calls), _THIN), (unsteady, _UNSTEADY)):
+            thin = products & (np.minimum(calls.m, calls.n) < _THIN_ROWS)
+            for rows, (less, more) in ((thin, _THIN), (unsteady, _UNSTEADY)):
                 low[rows], high[rows] = low[rows] * less, high[rows] * more
             worst = max(row["networks"] for row in model.facts["leave_one_device_out"]["table"].values())
             why = (
@@ -89,17 +84,11 @@ class LearnedFp32(CostModel):
         return self._answer(seconds, low, high, why)
 
     def _fill(
-        self,
-        calls: Calls,
-        model: fp32.Fp32,
-        on: fp32.BoardFeatures,
-        seconds: Float64,
-        products: Sequence[Precision],
+        self, calls: Calls, products: Mask, model: fp32.Fp32, on: fp32.BoardFeatures, seconds: Float64
     ) -> npt.NDArray[np.int64]:
         """Fill seconds of the rows that can be told; returns the group of every row (see `fp32.GROUPS`)."""
         group = np.full(len(calls), 2, dtype=np.int64)
-        mine = np.isin(calls.precision, products) & (calls.family == Family.GEMM)
-        rows = np.flatnonzero(mine & (calls.b * calls.m * calls.n * calls.k > 0))
+        rows = np.flatnonzero(products & (calls.b * calls.m * calls.n * calls.k > 0))
         if len(rows):
             b, m, k, n = (column[rows] for column in (calls.b, calls.m, calls.k, calls.n))
             linear = (b == 1).astype(np.float64)
@@ -113,11 +102,6 @@ class LearnedFp32(CostModel):
             seconds[rows] = found
             group[rows] = 2 + (op >= len(fp32.VECTOR_OPS) - len(fp32.ROW_OPS))
         return group
-
-
-def _thin(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Return which calls are products with few rows or columns."""
-    return np.asarray((calls.family == Family.GEMM) & (np.minimum(calls.m, calls.n) < _THIN_ROWS), dtype=np.bool_)
 
 
 def _operator(calls: Calls, row: int) -> int:
