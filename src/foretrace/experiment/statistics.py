@@ -96,16 +96,17 @@ def trimmed_mean(values: Sequence[float] | Float64, share: float) -> float:
 def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Ratio:
     """Return the median over rounds of second / first, with the bootstrap interval of that median (percentile method).
 
-    Of FEW rounds the interval is that of their mean by Student's t, and one round alone has none: its ends are its
-    value. Both hold one time per round, in the same order. The same input and seed give the same interval.
+    Of FEW rounds the interval is that of their geometric mean by Student's t, and one round alone has none: its ends
+    are its value. Both hold one time per round, in the same order. The same input and seed give the same interval.
     """
     ratios = np.asarray(second, dtype=np.float64) / np.asarray(first, dtype=np.float64)
     value, rounds = float(np.median(ratios)), len(ratios)
     if rounds < FEW:
         from foretrace.simulate.noise import t_quantile
 
-        half = t_quantile((1 + level) / 2, rounds - 1) * float(ratios.std(ddof=1)) / sqrt(rounds) if rounds > 1 else 0.0
-        low, high = max(float(ratios.mean()) - half, 0.0), float(ratios.mean()) + half
+        logs = np.log(ratios)  # so that no end is 0, however far two rounds lie apart
+        half = t_quantile((1 + level) / 2, rounds - 1) * logs.std(ddof=1) / sqrt(rounds) if rounds > 1 else 0.0
+        low, high = np.exp([logs.mean() - half, logs.mean() + half]).tolist()
     else:
         drawn = np.random.default_rng(seed).integers(0, rounds, size=(RESAMPLES, rounds))
         medians = np.median(ratios[drawn], axis=1)

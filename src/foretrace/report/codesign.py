@@ -127,7 +127,10 @@ class CodesignView(Report, frozen=True, kw_only=True):
             (lambda each: each[1].interval_s, Column("range", "seconds", extra=True)),
             (lambda each: each[1].ratio, "times as long", "ratio"),
             (lambda each: each[1].ratio_interval, "ratio's range", "ratio"),
-            (lambda each: each[1].design.text.partition(":")[2], Column("design", wide=True, extra=True)),
+            (
+                lambda each: each[1].design.text.partition(":")[2].replace(",", ", "),
+                Column("design", wide=True, extra=True),
+            ),
         )
         yield Line(
             f"the plan alone gains {self.plan_gain:.2f}×, the design alone {self.design_gain:.2f}×", label="apart"

@@ -88,7 +88,7 @@ class CudaGraphs(Technique):
         stretches = (each for step in range(graph.n_steps) for each in self._stretches(graph, launches, step))
         regions = [each for calls in stretches if (each := self._region(graph, known, calls)) is not None]
         if not regions:
-            raise self.refuse("no whole step was recorded.")
+            raise self.refuse(f"no step launches two kernels of {self.phases} in a row, and one alone gains nothing.")
         return self._launch_graphs(graph, regions)
 
     def realise(self, training: Training) -> Training:
