@@ -261,7 +261,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
         yield About((self.source, where, f"batch {count(self.batch)}", f"{count(self.valid)} configurations timed"))
         hours = "" if self.gpu_hours is None else f", {count(round(self.gpu_hours))} GPU-hours in all"
         yield Line(
-            f"{count(round(self.tokens_per_s))} words/s, {share(self.utilisation)} of the peak{hours}; "
+            f"{count(round(self.tokens_per_s))} tokens/s, {share(self.utilisation)} of the peak{hours}; "
             f"{nbytes(self.best.peak_bytes)} of {nbytes(self.memory_limit_bytes)} on the fullest device"
         )
         if self.best.simulated_s is not None:

@@ -56,7 +56,8 @@ class Parallelism:
         said += [f"context {self.context}"] if self.context > 1 else []
         said += [f"pipeline {self.pipeline}"] + ([f"virtual stages {self.virtual}"] if self.virtual > 1 else [])
         said += [f"data {self.data}"] + ([f"expert {self.expert}"] if self.expert > 1 else [])
-        said += [f"micro-batch {self.micro}", f"{RECOMPUTATIONS[self.recompute]} recomputation"]
+        again = RECOMPUTATIONS[self.recompute] if self.recompute else "no"
+        said += [f"micro-batch {self.micro}", f"{again} recomputation"]
         said += [f"ZeRO {self.zero}"] if self.zero else []
         said += ["overlap"] if self.overlap else []
         return ", ".join(said + (["two versions of the weights"] if self.versions > 1 else []))

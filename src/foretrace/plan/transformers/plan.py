@@ -127,8 +127,8 @@ def _too_large(loser: StepCost, on: DeviceRates) -> str:
     stage, held = max(enumerate(loser.memory), key=lambda each: sum(each[1].values()))
     largest, most = max(held.items(), key=lambda each: each[1])
     return (
-        f"out of memory: stage {stage} needs {sum(held.values()) / 1e9:.1f} GB of {on.capacity / 1e9:g}, "
-        f"{most / 1e9:.1f} of them {largest}"
+        f"out of memory: stage {stage} needs {sum(held.values()) / 1e9:,.1f} GB of {on.capacity / 1e9:g}, "
+        f"{most / 1e9:,.1f} of them {largest}"
     )
 
 
