@@ -88,6 +88,13 @@ def _json_job(**more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
+@pytest.mark.parametrize("asked", ["TresPerNode=gres:gpu:4", ""])
+def test_a_job_that_completes_keeps_its_own_gpus_alone(asked: str) -> None:
+    line = f"JobId=7 JobState=COMPLETING NodeList=n003 NumNodes=4 JOB_GRES=gpu:16 {asked}"
+    said = dict(each.split("=", 1) for each in line.split())
+    assert records.job_of({**said, "held": "Nodes=n[000-003] CPU_IDs=0 GRES="}).held == {"n003": 4}
+
+
 def test_json_of_all_versions_says_the_same(tmp_path: Path) -> None:
     """Numbers are plain up to 22.05 and {set, infinite, number} from 23.02 on; states are lists there."""
 

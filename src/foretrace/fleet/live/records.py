@@ -227,7 +227,8 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
             or gpus_in(known["TresPerSocket"]) * nodes or gpus_in(known["ReqTRES"]) or gpus_in(known["TRES"])
         )  # fmt: skip
         held = expand(known["NodeList"]) if runs else []
-        holding = dict.fromkeys(held, -(-gpus // max(len(held), 1)))
+        # A job that completes names the nodes that are not free yet, beside the GPUs that it held on all.
+        holding = dict.fromkeys(held, per_node or -(-gpus // max(len(held), nodes)))
         for line in known["held"].splitlines():
             found = re.match(r"Nodes=(\S+) .*?GRES=(\S*)", line)
             if found and held and gpus_in(found[2]):
