@@ -91,6 +91,9 @@ def _extras(package: str) -> set[str]:
     """Return the extras that bring a package."""
     from importlib import metadata  # here: takes 20 ms, which only a mistake has to wait for
 
-    lines = (line.partition(";") for line in metadata.requires("foretrace") or ())
+    try:
+        lines = [line.partition(";") for line in metadata.requires("foretrace") or ()]
+    except metadata.PackageNotFoundError:  # run from its source: what is missing is said by Python
+        return set()
     found = (re.search(r"extra == .(\w+)", line) for name, _, line in lines if re.split(r"[^\w-]", name)[0] == package)
     return {each[1] for each in found if each}

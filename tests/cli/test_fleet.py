@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -87,6 +88,13 @@ def test_why_names_the_constraint_and_what_would_help(capsys: pytest.CaptureFixt
     assert worst["decisions"][-1]["what"] == "finish"
     assert run(["fleet", "why", LOG, "job150", "--cluster", "2x4x8"]) == 0
     assert "would it help?" in capsys.readouterr().out
+
+
+def test_a_table_of_figures_names_them_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fleet", "whatif", *SMALL, "--add-rack", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "The mean JCT falls" in out and "mean wait" in out
+    assert not re.search(r"[a-z]_[a-z]", out.partition("figure")[2].partition("jobs end")[0])
 
 
 def test_what_a_rack_a_policy_and_a_network_buy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
-from foretrace.errors import _DISTRIBUTIONS
+import pytest
+
+from foretrace.errors import _DISTRIBUTIONS, needing
 
 ROOT = Path(__file__).parents[2]
 RECORDING = f"{ROOT}/tests/data/recommender.json.gz"
@@ -52,3 +55,14 @@ def test_commands_answer_or_say_what_to_install(tmp_path: Path) -> None:
     for package, (code, _, said) in zip(REFUSED, found[len(ANSWERED) :], strict=True):
         assert code == 2
         assert f" needs {package}, which is not installed: pip install " in said
+
+
+def test_without_its_metadata_python_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where foretrace runs from its source and is not installed."""
+
+    def absent(name: str) -> NoReturn:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", absent)
+    with pytest.raises(ModuleNotFoundError, match="'torch'"), needing("a command"):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")

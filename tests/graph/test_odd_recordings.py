@@ -141,5 +141,5 @@ def test_what_lost_its_end_lost_the_device_work_that_is_written_there(tmp_path: 
         notes = flow.scenario(path, salvage=True).graph.info.notes
         assert "the end of the file is lost: work of the device may be missing from any step." in notes
     else:
-        with pytest.raises(ForetraceError, match=r"cut.json lost its end, and with it the device's work of \d+% of"):
+        with pytest.raises(ForetraceError, match=r"cut.json lost its end, and with it the device's work of \d+ % of"):
             flow.scenario(path, salvage=True)

@@ -143,7 +143,7 @@ def test_unknown_operators_are_costed_by_bytes_and_counted() -> None:
     found = estimate_step(chain(3, unknown=True), device=H100, costs=Chain(members=(Roofline(),)))
     assert found.unknown_share == pytest.approx(1.0)
     assert found.warnings == (
-        "3 calls of operators that nothing is known of but their bytes: mylib::product (3x); they make 100.0% of the "
+        "3 calls of operators that nothing is known of but their bytes: mylib::product (3x); they make 100.0 % of the "
         "kernel time.",
     )
     assert found.utilisation == 0.0

@@ -84,7 +84,7 @@ def test_one_time_work_is_left_out_and_refused_beyond_the_stated_share() -> None
     (found,) = loading.info.not_of_step
     assert found.tasks == 1 and found.share < MOST and "cudaLaunchKernel" in found.reason
     assert step_us(loading) == pytest.approx(step_us(plain), rel=0.15)
-    with pytest.raises(GraphError, match=r"at most 75% can be left out; record a step after a few others") as refused:
+    with pytest.raises(GraphError, match=r"at most 75 % can be left out; record a step after a few others") as refused:
         alone(build(one_step(load_us=20_000).trace()))
     assert "\n" not in str(refused.value)
 

@@ -130,7 +130,7 @@ def test_ranges_are_assumptions_until_the_user_states_the_ratio() -> None:
 def test_the_answer_says_where_the_times_come_from() -> None:
     changes = [change.what for change in predicted(busy().graph()).changes]
     assert any("H100-SXM5-80GB instead of V100-SXM2" in what for what in changes)
-    assert any("scaled 100%" in what for what in changes)
+    assert any("scaled 100 %" in what for what in changes)
     unknown = [change.what for change in predicted(replace_flops(busy().graph())).changes]
     assert any("no recorded sizes" in what for what in unknown)
 

@@ -125,7 +125,7 @@ def test_reasons_pass_through() -> None:
 def test_device_questions_need_explained_delays() -> None:
     graph = Gpu().graph()
     unclear = replace(graph, info=replace(graph.info, unexplained_share=0.3))
-    with pytest.raises(NotApplicableError, match="30% of the device's span later"):
+    with pytest.raises(NotApplicableError, match="30 % of the device's span later"):
         whatif(unclear, [Scale(kind="kernel", by=0.5)])
     assert whatif(unclear, [Scale(kind="cpu", by=0.5)]).after_s < whatif(unclear, []).after_s
 

@@ -71,7 +71,7 @@ def _energy(kind: str, used_h: float, free_h: float) -> dict[str, Any]:
     if device is None or not device.tdp_w:
         return {}
     busy_w, idle_w = device.tdp_w, IDLE_SHARE * device.tdp_w
-    says = f"{device.short}: board power {busy_w:g} W while held, {IDLE_SHARE:.0%} of it assumed when idle"
+    says = f"{device.short}: board power {busy_w:g} W while held, {100 * IDLE_SHARE:.0f} % of it assumed when idle"
 
     def kwh(busy: float, idle: float) -> float:
         return (used_h * busy_w * busy + free_h * idle_w * idle) / 1000

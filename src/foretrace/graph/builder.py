@@ -123,8 +123,8 @@ def _without_the_end(host: HostSpans, device: DeviceTasks) -> list[str]:
     lacking = share_without_work(host, device)
     if lacking > _MOST_LACKING:
         raise GraphError(
-            f"{_source(trace)} lost its end, and with it the device's work of {lacking:.0%} of the operators that "
-            "launch any, so it does not say what the device did; copy it again."
+            f"{_source(trace)} lost its end, and with it the device's work of {100 * lacking:.0f} % of the operators "
+            "that launch any, so it does not say what the device did; copy it again."
         )
     return ["the end of the file is lost: work of the device may be missing from any step."]
 

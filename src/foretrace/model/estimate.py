@@ -184,7 +184,7 @@ def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[st
         names = sorted(unknown, key=lambda name: -unknown[name])
         shown = ", ".join(f"{name} ({unknown[name]}x)" for name in names[:3]) + (", ..." if len(names) > 3 else "")
         what = f"{sum(unknown.values())} calls of operators that nothing is known of but their bytes: {shown}"
-        found.append(f"{what}; they make {share:.1%} of the kernel time.")
+        found.append(f"{what}; they make {100 * share:.1f} % of the kernel time.")
     return found
 
 

@@ -13,7 +13,7 @@ from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
 from foretrace.report.fleet import about, interval_text
-from foretrace.report.fleet_questions import figure_text
+from foretrace.report.fleet_questions import figure_name, figure_text
 from foretrace.report.names import command, listed
 from foretrace.report.units import count, digits, level, long_time, share
 from foretrace.report.views import Report, Result, taken
@@ -149,7 +149,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
         rows = sorted(self.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
         first = self.columns.index("jobs") if "jobs" in self.columns else 0
         yield table(
-            [Column(self.columns[at], right=True, extra=at > max(first, jct)) for at in kept],
+            [Column(figure_name(self.columns[at]), right=True, extra=at > max(first, jct)) for at in kept],
             [[figure_text(self.columns[at], row[at]) for at in kept] for row in rows],
             top=MOST_CELLS,
             noun="cell",

@@ -110,7 +110,7 @@ class FleetWhatifView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         yield listing(
-            self.figures, ("name", "figure"),
+            self.figures, (lambda row: figure_name(row.name), "figure"),
             (lambda row: figure_text(row.name, row.before), Column("before", right=True)),
             (lambda row: figure_text(row.name, row.after), Column("after", right=True)), ("ratio", "ratio", "ratio"),
         )  # fmt: skip
@@ -131,8 +131,8 @@ def whatif(
     elif abs(new - old) < 1e-9 * old:
         headline = f"Nothing changes for the mean job ({long_time(old)}) with {those}."
     else:
-        factor, word = (old / new, "shorter") if new < old else (new / old, "longer")
-        headline = f"Jobs take {factor:.2f}× {word}: {long_time(old)} → {long_time(new)} on average, with {those}."
+        factor, word = (old / new, "falls") if new < old else (new / old, "rises")
+        headline = f"The mean JCT {word} {factor:.2f}×: {long_time(old)} → {long_time(new)}, with {those}."
     return FleetWhatifView(
         headline=headline, source=source, before=words[0], after=words[1], changes=tuple(changes),
         jobs=len(before.workload), figures=rows, sooner=int((moved < 0).sum()), later=int((moved > 0).sum()),
@@ -142,6 +142,11 @@ def whatif(
         ),
         next=next_,
     )  # fmt: skip
+
+
+def figure_name(name: str) -> str:
+    """Return text such as "mean JCT" for `mean_jct_s`."""
+    return name.removesuffix("_s").replace("jct", "JCT").replace("queue", "wait").replace("_", " ")
 
 
 def figure_text(name: str, value: str | float | None) -> str:

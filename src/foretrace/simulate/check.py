@@ -147,7 +147,10 @@ def _structural(graph: TaskGraph) -> Finding:
     total, worst = structural_error(graph)
     competing = graph.info.overlap_share > _COMPETING or LaneKind.LINK in graph.lane_kinds
     limit = _STRUCTURAL_COMPETING if competing else _STRUCTURAL
-    says = f"with typical lags and no delays the window changes by {total:+.2%}, the worst step by {worst:.2%}"
+    says = (
+        f"with typical lags and no delays the window changes by {100 * total:+.2f} %, the worst step by "
+        f"{100 * worst:.2f} %"
+    )
     if worst > limit:
         says += "; " + worst_tasks(graph)
     return _finding("structural replay", worst, limit, says)
@@ -162,7 +165,7 @@ def worst_tasks(graph: TaskGraph, count: int = 10) -> str:
 
 def _unexplained(graph: TaskGraph) -> Finding:
     share = graph.info.unexplained_share
-    says = f"device tasks started {share:.1%} of the device's span later than any known reason allows"
+    says = f"device tasks started {100 * share:.1f} % of the device's span later than any known reason allows"
     if share > UNEXPLAINED_REFUSE:
         says += "; dependencies are missing, so what-ifs on the device are refused"
     return _finding("unexplained delay", share, UNEXPLAINED_REFUSE, says, UNEXPLAINED_WARN)
@@ -259,7 +262,7 @@ def _host_zero(graph: TaskGraph) -> Finding:
 
 def _linked(graph: TaskGraph) -> Finding:
     share = graph.info.linked_share
-    says = f"{share:.1%} of device time has its launch in the recording; the rest is work of earlier steps"
+    says = f"{100 * share:.1f} % of device time has its launch in the recording; the rest is work of earlier steps"
     return Finding(
         name="linked",
         verdict=CheckVerdict.OK if share > 0.95 else CheckVerdict.WARN,
@@ -397,14 +400,15 @@ def _edges_into(graph: TaskGraph, rows: Int64) -> Int64:
 def _swap(graph: TaskGraph) -> Finding:
     swap = swap_steps(graph)
     says = (
-        f"durations of one step on the structure of another miss by {swap.mean_error:.2%} "
-        f"(worst {swap.worst_error:.2%}; guessing the other step's time misses by {swap.trivial_error:.2%}); "
-        f"{swap.matched:.1%} of the tasks match"
+        f"durations of one step on the structure of another miss by {100 * swap.mean_error:.2f} % "
+        f"(worst {100 * swap.worst_error:.2f} %; guessing the other step's time misses by "
+        f"{100 * swap.trivial_error:.2f} %); {100 * swap.matched:.1f} % of the tasks match"
     )
     limit = max(0.5 * swap.trivial_error, 0.005)
     if swap.mean_error > limit and abs(swap.window_error) < _STRUCTURAL:
         # Where the host runs ahead, the distance between the two is a state, not a duration.
-        says += f"; single steps depend on how far the host is ahead, the window changes by {swap.window_error:+.2%}"
+        window = f"{100 * swap.window_error:+.2f} %"
+        says += f"; single steps depend on how far the host is ahead, the window changes by {window}"
         return Finding(
             name="step swap", verdict=CheckVerdict.OK, value=abs(swap.window_error), limit=_STRUCTURAL, says=says
         )

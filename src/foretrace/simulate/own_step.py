@@ -80,8 +80,9 @@ def alone(graph: TaskGraph) -> TaskGraph:
 
 def _refused(graph: TaskGraph, share: float, reason: str) -> GraphError:
     return GraphError(
-        f"{share:.0%} of the only step in {graph.info.source or 'this recording'} is not the step's but {reason}, and "
-        f"at most {MOST:.0%} can be left out; record a step after a few others, as `foretrace record` does."
+        f"{100 * share:.0f} % of the only step in {graph.info.source or 'this recording'} is not the step's but "
+        f"{reason}, and at most {100 * MOST:.0f} % can be left out; record a step after a few others, "
+        "as `foretrace record` does."
     )
 
 

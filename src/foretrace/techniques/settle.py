@@ -23,8 +23,8 @@ def settle(before: TaskGraph, after: TaskGraph, technique: str) -> TaskGraph:
     share = before.info.unexplained_share
     if share > UNEXPLAINED_REFUSE and _device_work(before) != _device_work(after):
         raise NotApplicableError(
-            f"{technique}: device tasks of this recording started {share:.0%} of the device's span later than any "
-            "known reason allows, so dependencies are missing and what-ifs on the device would be wrong; "
+            f"{technique}: device tasks of this recording started {100 * share:.0f} % of the device's span later than "
+            "any known reason allows, so dependencies are missing and what-ifs on the device would be wrong; "
             "record with sync_events or ask about the host."
         )
     after = _end_contention(before, after, technique)

@@ -92,7 +92,7 @@ def test_what_helps_is_tried(tmp_path: Path) -> None:
     best = max(found.sooner, key=lambda each: each.sooner_s or 0.0)
     assert best.change == "time limit 300 min instead of 1,200"
     assert best.helps and (best.start_s or 0) < 10 and best.command == "scontrol update JobId=3 TimeLimit=300"
-    assert best.risk == "100% of 40 such jobs ran longer"
+    assert best.risk == "100 % of 40 such jobs ran longer"
     rack = next(each for each in found.changes if "rack" in each.change)
     assert rack.ratio < 0.6 and rack.low <= rack.ratio <= rack.high
 

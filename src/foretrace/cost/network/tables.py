@@ -143,7 +143,9 @@ class TableNetwork(Network):
         where = f", {asked_of} machines measured and {nodes} asked" if nodes != asked_of else ""
         wires = f", {self._rings(workers)} rings of {self.wiring.name}" if self.wiring else ""
         if self._forwarded(workers):
-            wires += f" that lead through a peer, which costs something unknown: the range is {_FORWARDED:.0%} wider"
+            wires += (
+                f" that lead through a peer, which costs something unknown: the range is {100 * _FORWARDED:.0f} % wider"
+            )
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
     def _sources(self, family: list[CollectiveSeries], workers: int) -> list[CollectiveSeries]:

@@ -198,7 +198,9 @@ def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> Iterato
         minutes = max(math.ceil(limit * share / 60), 1)
         if minutes * 60 < limit:
             cut = np.mean([ran > minutes * 60 for ran in alike]) if alike else math.nan
-            risk = f"{cut:.0%} of {len(alike)} such jobs ran longer" if alike else "no such job is in the history"
+            risk = (
+                f"{100 * cut:.0f} % of {len(alike)} such jobs ran longer" if alike else "no such job is in the history"
+            )
             change = f"time limit {minutes:,} min instead of {limit / 60:,.0f}"
             yield change, update + f"TimeLimit={minutes}", {"limit_s": minutes * 60.0}, risk
     if job.nodes > 1:

@@ -161,12 +161,12 @@ class StepMemory:
             what = "CUDA's context, kernels and library workspaces take"
             more = (
                 f"the caching allocator holds between the peak of tensors and {(held - self.peak_bytes) / 1e9:.2g} GB "
-                f"more (a replay of one step), and grows by up to {growth:.0%} over many steps"
+                f"more (a replay of one step), and grows by up to {100 * growth:.0f} % over many steps"
             )
         else:
             process, held, growth = PROCESS_BYTES, self.peak_bytes, _FREED
             what = "Python with PyTorch and other libraries takes"
-            more = f"the C library keeps freed memory, up to {growth:.0%} of the peak of tensors"
+            more = f"the C library keeps freed memory, up to {100 * growth:.0f} % of the peak of tensors"
         least, most = self.peak_bytes + process[0], held * (1 + growth) + process[1]
         low, high = (each / 1e9 for each in process)
         sizes = (f"the device has {device_bytes / 1e9:.3g} to {most_bytes / 1e9:.3g} GB: vendors count in 2^30 bytes",)

@@ -86,7 +86,7 @@ class ClusteredHeads(Technique):
                 more_ns -= taken
         mask = graph.mask(np.array([row for call in found for row in call.rows], dtype=np.int64))
         kept = float(np.mean([call.clusters / call.heads for call in found]))
-        return retime(graph, mask, dur[mask], what=f"shared scores in {{}}, with {kept:.0%} of their keys left")
+        return retime(graph, mask, dur[mask], what=f"shared scores in {{}}, with {100 * kept:.0f} % of their keys left")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.clustered_heads import cluster_heads, heads_of

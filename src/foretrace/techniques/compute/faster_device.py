@@ -205,16 +205,18 @@ def _models() -> tuple[CostModel, ...]:
 
 def _sources(found: Elsewhere, source: Device, target: Device) -> list[str]:
     """Return sentences on where the times come from."""
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.shares.items())
     lines = [f"kernel times by share of the recorded time: {shares}"]
     if found.guessed > 0.005:
         lines.append(
-            f"products with {found.guessed:.0%} of the kernel time have no recorded sizes: scaled by peak rates alone"
+            f"products with {100 * found.guessed:.0f} % of the kernel time have no recorded sizes: scaled by peak "
+            "rates alone"
         )
     if found.unaligned > 0.05 and source.vendor != target.vendor:
         lines.append(
-            f"products with {found.unaligned:.0%} of the kernel time have rows that are no multiple of 16 bytes: what "
-            "they lose is known from two recordings of an H100 and an MI300X, and from one of other GPUs of NVIDIA"
+            f"products with {100 * found.unaligned:.0f} % of the kernel time have rows that are no multiple of 16 "
+            "bytes: what they lose is known from two recordings of an H100 and an MI300X, and from one of "
+            "other GPUs of NVIDIA"
         )
     return lines
 

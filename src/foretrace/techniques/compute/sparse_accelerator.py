@@ -99,7 +99,9 @@ class SparseAccelerator(Technique):
             steps = [sum(map(_summed, step.layers)) for step in self._read().samples]
             totals = [float(each[:, 1].sum() / each[:, 0].sum()) for each in steps]  # type: ignore[index]
             low, high = (end * len(totals) / sum(totals) for end in (min(totals), max(totals)))
-            why = f"masks of {len(totals)} steps; other batches and later steps may lie {_OTHER:.0%} beyond them"
+            why = (
+                f"masks of {len(totals)} steps; other batches and later steps may lie {100 * _OTHER:.0f} % beyond them"
+            )
             return {"cycles": Prior(1.0, low * (1 - _OTHER), high * (1 + _OTHER), why=why)}
         why = "zeros of real masks lie together and differ between layers: six small networks, each left out once"
         found = {"cycles": Prior(*CLUSTERED, why=why)}
